@@ -1,0 +1,5 @@
+"""`python -m dsparkgen VERB`."""
+
+from dsparkgen.cli import main
+
+main()

@@ -1,0 +1,428 @@
+"""The spec format: what a model file says. This module is its only definition.
+
+`read_spec` turns a file into a frozen `ModelSpec` or raises `InvalidFile` with every problem and its line. The JSON
+Schema, the reference in docs/ and the errors all come from the models below.
+"""
+
+import keyword
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dsparkgen.locate import Document, InvalidFile, Location, Table, read_document, show, validate
+
+FORMAT = 1
+
+Dtype = Literal["bf16", "fp32"]
+KernelName = Literal["noise", "chain", "fused", "step"]
+Arch = Literal["sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+Broken = Iterator[tuple[Location, str]]
+
+# A Gumbel key packs an ordered fp32 score (32 bits) and the token id; 24 bits of id leave 8 for a tag.
+MAX_VOCABULARY = 1 << 24
+
+
+class Model(Table):
+    """Name and title of the model."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=48)] = Field(
+        description="Folder and import name of the generated package; equal to the file name without .toml."
+    )
+    title: Annotated[str, Field(pattern=r'^[^"\\\x00-\x1f\x7f]+$', max_length=80)] = Field(
+        description="Name for people, one line, without quotes or backslashes."
+    )
+    description: str = Field(default="", description="What the model is, for the documentation.")
+
+
+class Vocabulary(Table):
+    """Token ids: the target model's, the draft head's, and how they relate."""
+
+    target: Annotated[int, Field(ge=2, le=MAX_VOCABULARY)] = Field(
+        description="Rows of the Markov embedding: the target vocabulary, in tokens."
+    )
+    draft: Annotated[int, Field(ge=1, le=MAX_VOCABULARY)] = Field(
+        default_factory=lambda data: data["target"],
+        description="Rows of the Markov head: the draft vocabulary, in tokens. Default: `target`.",
+    )
+    d2t: bool = Field(
+        default=False, description="Whether a d2t tensor maps draft to target ids: target id = draft id + d2t[draft id]."
+    )
+    sampling_limit: Annotated[int, Field(ge=1, le=MAX_VOCABULARY)] = Field(
+        default_factory=lambda data: data["target"],
+        description="Ids at or above this are padding of the head and never drafted. Default: `target`.",
+    )
+
+
+class Markov(Table):
+    """The Markov head: bias = head @ embed[previous token]."""
+
+    rank_dim: Annotated[int, Field(ge=64, le=512, multiple_of=16)] = Field(
+        description="Inner dimension of embedding and head."
+    )
+    head_type: Literal["vanilla", "gated", "rnn"] = Field(
+        default="vanilla", description="Form of the head; `vanilla` is one matrix product."
+    )
+    embed_dtype: Literal["bf16"] = Field(default="bf16", description="Data type of the Markov embedding.")
+    head_dtype: Literal["bf16"] = Field(default="bf16", description="Data type of the Markov head.")
+    bias_rounding: Literal["bf16", "none"] = Field(
+        default="bf16", description="Rounding of the fp32 bias before it is added: to bf16, or none."
+    )
+
+
+class Draft(Table):
+    """Shape of a draft step."""
+
+    num_steps: Annotated[int, Field(ge=1, le=16)] = Field(description="Draft tokens per request and step (N).")
+    sample_from_anchor: bool = Field(
+        default=True, description="true: N query rows give N drafts; false: 1 + N query rows, the anchor's is skipped."
+    )
+    max_rows: Annotated[int, Field(ge=1, le=8)] = Field(
+        default=8, description="Request rows that one chain launch takes: columns of its tensor-core tile."
+    )
+
+
+class Transform(Table):
+    """Output transform of the logits: a multiplier, then a soft cap `cap * tanh(x / cap)`."""
+
+    placement: Literal["none", "sum", "base", "both"] = Field(
+        default="none",
+        description="What is transformed: base + bias, the base alone, or base and bias each. They draw other tokens.",
+    )
+    multiplier: float = Field(default=1.0, description="Factor applied before the cap; rounded to fp32.")
+    soft_cap: Annotated[float, Field(gt=0.0)] | None = Field(
+        default=None, description="Bound of the soft cap; rounded to fp32. Default: no cap."
+    )
+    base_capped: bool = Field(
+        default=False, description="Whether the base logits arrive capped, so that only the bias is capped here."
+    )
+
+
+class Logits(Table):
+    """Data types of logits and cache, and the output transform."""
+
+    base_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)] = Field(
+        description="Data types of the base logits that kernels are compiled for."
+    )
+    cache_dtypes: tuple[Dtype, ...] = Field(
+        description="Data types of the logits cache; an empty array means greedy drafts without a cache."
+    )
+    transform: Transform = Field(default=Transform(), description="Output transform.")
+
+
+class Noise(Table):
+    """The Gumbel noise, equal to the verifying engine's."""
+
+    scheme: Literal["murmur3_32", "murmur3_64", "philox_32"] = Field(
+        default="murmur3_32", description="Hash and width of the uniform numbers."
+    )
+    draft_salt: Annotated[int, Field(ge=0, lt=1 << 32)] = Field(
+        default=1 << 30, description="Added to the position, so that drafts and recovered tokens use separate noise."
+    )
+    step_mix: bool = Field(default=True, description="Whether the seed is mixed with the draft step: seed ^ (step << 32).")
+
+
+class Parallel(Table):
+    """Tensor-parallel vocabulary shards of the Markov head."""
+
+    tp: Annotated[tuple[Annotated[int, Field(ge=1, le=16)], ...], Field(min_length=1)] = Field(
+        description="Tensor-parallel sizes to plan for, ascending."
+    )
+    exchange: Literal["mailbox", "packet"] = Field(
+        default="mailbox", description="How ranks agree on a token: 64-bit records in peer memory, or gathered packets."
+    )
+
+
+class PacketField(Table):
+    """One field of a packet."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=32)] = Field(description="Name of the field.")
+    word: Annotated[int, Field(ge=0, le=15)] = Field(description="First 32-bit word of the field.")
+    words: Annotated[int, Field(ge=1, le=2)] = Field(default=1, description="Width of the field in 32-bit words.")
+
+
+class Packet(Table):
+    """Layout of the packet that a rank sends per request row."""
+
+    words: Annotated[int, Field(ge=2, le=16, multiple_of=2)] = Field(
+        default=4, description="Width of a packet in 32-bit words."
+    )
+    fields: tuple[PacketField, ...] = Field(default=(), description="Fields of a packet.")
+
+
+class Emit(Table):
+    """What is generated."""
+
+    kernels: Annotated[tuple[KernelName, ...], Field(min_length=1)] = Field(description="Kernels to generate.")
+    archs: Annotated[tuple[Arch, ...], Field(min_length=1)] = Field(
+        description="GPU architectures that the kernels are compiled for in checks."
+    )
+
+
+class Provenance(Table):
+    """Where the numbers come from."""
+
+    source: Annotated[str, Field(min_length=1)] = Field(description="Public source of the numbers.")
+    notes: str = Field(default="", description="Anything a reader of the numbers should know.")
+    unknown: tuple[str, ...] = Field(default=(), description="Keys whose value no public source states.")
+    unverified: tuple[str, ...] = Field(default=(), description="Keys whose value comes from a related model.")
+
+
+def _names(spec: Any) -> Broken:
+    if keyword.iskeyword(spec.model.name):
+        yield ("model", "name"), f"must not be a Python keyword (got {show(spec.model.name)})"
+    if spec.model.name == "engines":
+        yield ("model", "name"), 'must not be "engines", the folder of the engine hooks'
+
+
+def _vocabulary(spec: Any) -> Broken:
+    target, draft = spec.vocabulary.target, spec.vocabulary.draft
+    if draft > target:
+        yield ("vocabulary", "draft"), f"must be at most vocabulary.target, {target} (got {draft})"
+    elif draft != target and not spec.vocabulary.d2t:
+        yield (
+            ("vocabulary", "draft"),
+            f"must equal vocabulary.target, {target}, unless vocabulary.d2t is true (got {draft})",
+        )
+
+
+def _sampling_limit(spec: Any) -> Broken:
+    limit, target = spec.vocabulary.sampling_limit, spec.vocabulary.target
+    if limit > target:
+        yield ("vocabulary", "sampling_limit"), f"must be at most vocabulary.target, {target} (got {limit})"
+
+
+def _transform(spec: Any) -> Broken:
+    transform, where = spec.logits.transform, ("logits", "transform")
+    placement, multiplier, cap = transform.placement, transform.multiplier, transform.soft_cap
+    if placement == "none":
+        if multiplier != 1.0:
+            yield (*where, "multiplier"), f'must be 1.0 when placement is "none" (got {show(multiplier)})'
+        if cap is not None:
+            yield (*where, "soft_cap"), f'must be absent when placement is "none" (got {show(cap)})'
+    else:
+        if multiplier == 1.0 and cap is None:
+            yield (*where, "placement"), f"needs a multiplier or a soft_cap (got {show(placement)} with neither)"
+        if multiplier == 0.0:
+            yield (*where, "multiplier"), "must not be 0"
+    if transform.base_capped and placement not in ("base", "both"):
+        yield (*where, "base_capped"), f'must be false unless placement is "base" or "both" (got {show(placement)})'
+
+
+def _distinct(*where: str) -> Callable[[Any], Broken]:
+    """A rule: the items of an array differ."""
+
+    def rule(spec: Any) -> Broken:
+        values = spec
+        for part in where:
+            values = getattr(values, part)
+        for index, value in enumerate(values):
+            if value in values[:index]:
+                yield (*where, index), f"must be listed once (got {show(value)} again)"
+
+    return rule
+
+
+def _tp_order(spec: Any) -> Broken:
+    tp = spec.parallel.tp
+    if len(set(tp)) == len(tp) and list(tp) != sorted(tp):
+        yield ("parallel", "tp"), f"must be ascending (got {show(tp)})"
+
+
+def _packet(spec: Any) -> Broken:
+    taken: dict[int, str] = {}
+    names: set[str] = set()
+    for index, field in enumerate(spec.packet.fields):
+        where = ("packet", "fields", index)
+        if field.name in names:
+            yield (*where, "name"), f"must be used once (got {show(field.name)} again)"
+        names.add(field.name)
+        if field.word + field.words > spec.packet.words:
+            last = field.word + field.words - 1
+            yield (*where, "word"), f"must end within packet.words, {spec.packet.words} (got word {last})"
+        if field.words == 2 and field.word % 2:
+            yield (*where, "word"), f"must be even for a field of 2 words (got {field.word})"
+        for word in range(field.word, field.word + field.words):
+            if word in taken:
+                yield (*where, "word"), f"must not overlap: word {word} belongs to {taken[word]}"
+            taken.setdefault(word, field.name)
+
+
+def _packet_needed(spec: Any) -> Broken:
+    if spec.parallel.exchange == "packet" and not spec.packet.fields:
+        yield ("parallel", "exchange"), 'must be "mailbox" without packet.fields (got "packet")'
+
+
+# What each kernel of this generator can serve. A spec may describe more than today's kernels compute; a listed kernel
+# that would compute something else is an error at the field that it cannot serve.
+
+
+def _only(kernel: str, spec: Any, where: tuple[str, ...], allowed: tuple[object, ...]) -> Broken:
+    value = spec
+    for part in where:
+        value = getattr(value, part)
+    if value not in allowed:
+        yield where, f"the {kernel} kernel supports {' or '.join(map(show, allowed))} only (got {show(value)})"
+
+
+def _noise_kernel(spec: Any) -> Broken:
+    yield from _only("noise", spec, ("noise", "scheme"), ("murmur3_32",))
+    yield from _only("noise", spec, ("noise", "step_mix"), (True,))
+    yield from _only("noise", spec, ("vocabulary", "d2t"), (False,))
+
+
+def _fused_kernel(spec: Any) -> Broken:
+    yield from _scores("fused", spec)
+    yield from _only("fused", spec, ("noise", "scheme"), ("murmur3_32",))
+    yield from _only("fused", spec, ("noise", "step_mix"), (True,))
+
+
+def _chain_kernel(spec: Any) -> Broken:
+    yield from _scores("chain", spec)
+    rank = spec.markov.rank_dim
+    if rank % 32:
+        yield ("markov", "rank_dim"), f"the chain kernel needs a multiple of 32 (got {rank})"
+    kernels = spec.emit.kernels
+    for name, use in (("noise", "draws its noise with"), ("fused", "leaves larger batches to")):
+        if name not in kernels:
+            yield ("emit", "kernels"), f'the chain kernel {use} the {name} kernel: add "{name}"'
+    yield from _only("chain", spec, ("parallel", "exchange"), ("mailbox",))
+
+
+def _scores(kernel: str, spec: Any) -> Broken:
+    """Limits of the kernels that compute scores themselves."""
+    yield from _only(kernel, spec, ("markov", "head_type"), ("vanilla",))
+    yield from _only(kernel, spec, ("markov", "bias_rounding"), ("bf16",))
+    yield from _only(kernel, spec, ("logits", "transform", "placement"), ("none",))
+    yield from _only(kernel, spec, ("vocabulary", "d2t"), (False,))
+    if spec.vocabulary.sampling_limit != spec.vocabulary.target:
+        yield (
+            ("vocabulary", "sampling_limit"),
+            f"the {kernel} kernel supports vocabulary.target, {spec.vocabulary.target}, only "
+            f"(got {spec.vocabulary.sampling_limit})",
+        )
+    if not spec.logits.cache_dtypes:
+        yield ("logits", "cache_dtypes"), f"the {kernel} kernel needs a logits cache (got none: greedy drafts)"
+
+
+KERNELS: dict[str, Callable[[Any], Broken]] = {
+    "noise": _noise_kernel,
+    "chain": _chain_kernel,
+    "fused": _fused_kernel,
+}
+"""The kernels that this generator has a template for, each with the check of what it can serve."""
+
+
+def _kernels_exist(spec: Any) -> Broken:
+    for index, kernel in enumerate(spec.emit.kernels):
+        if kernel not in KERNELS:
+            yield (
+                ("emit", "kernels", index),
+                f"must be a kernel that this generator has a template for: {', '.join(KERNELS)} (got {show(kernel)})",
+            )
+
+
+def _served(kernel: str) -> Callable[[Any], Broken]:
+    """A rule: the kernel, if listed, can serve the spec."""
+
+    def rule(spec: Any) -> Broken:
+        if kernel in spec.emit.kernels:
+            yield from KERNELS[kernel](spec)
+
+    return rule
+
+
+class ModelSpec(Table):
+    """A model: everything its kernels are specialised for."""
+
+    RULES = (
+        _names,
+        _vocabulary,
+        _sampling_limit,
+        _transform,
+        _distinct("logits", "base_dtypes"),
+        _distinct("logits", "cache_dtypes"),
+        _distinct("parallel", "tp"),
+        _distinct("emit", "kernels"),
+        _distinct("emit", "archs"),
+        _tp_order,
+        _packet,
+        _packet_needed,
+        _kernels_exist,
+        *map(_served, KERNELS),
+    )
+
+    format: Literal[1] = Field(description="Version of this format.")
+    model: Model = Field(description="Name and title.")
+    vocabulary: Vocabulary = Field(description="Token ids.")
+    markov: Markov = Field(description="The Markov embedding and head.")
+    draft: Draft = Field(description="Shape of a draft step.")
+    logits: Logits = Field(description="Data types and output transform.")
+    noise: Noise = Field(default=Noise(), description="Gumbel noise.")
+    parallel: Parallel = Field(description="Tensor parallelism.")
+    packet: Packet = Field(default=Packet(), description="Packets of the step kernels.")
+    emit: Emit = Field(description="Kernels and architectures to generate.")
+    provenance: Provenance = Field(description="Source of the numbers.")
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        self.check_rules()
+        return self
+
+
+def read_spec(path: Path, *, shown: str | None = None) -> ModelSpec:
+    """Read, check and freeze one spec file.
+
+    Args:
+        path: The file; its name without .toml is the model's name.
+        shown: How errors name the file; default: relative to the working directory.
+
+    Raises:
+        InvalidFile: With every problem, each with file, line and column.
+    """
+    return parse_spec(read_document(path, shown=shown), stem=path.stem)
+
+
+def parse_spec(document: Document, *, stem: str) -> ModelSpec:
+    """Check a parsed file. `stem` is the model name that the file's name asks for.
+
+    Raises:
+        InvalidFile: With every problem.
+    """
+    number = document.data.get("format")
+    if "format" in document.data and (isinstance(number, bool) or number != FORMAT):
+        way = "update dsparkgen, which reads a later one" if isinstance(number, int) and number > FORMAT else "see docs/"
+        message = f"must be {FORMAT}, the spec format of this dsparkgen (got {show(number)}); {way}"
+        raise InvalidFile([document.problem(("format",), message)])
+    problems = ()
+    try:
+        spec = validate(document, ModelSpec)
+    except InvalidFile as error:
+        problems = error.problems
+    name = document.data.get("model", {})
+    name = name.get("name") if isinstance(name, dict) else None
+    if isinstance(name, str) and name != stem and not any(problem.key == "model.name" for problem in problems):
+        problem = document.problem(("model", "name"), f"must equal the file's name, {show(stem)} (got {show(name)})")
+        raise InvalidFile([*problems, problem])
+    if problems:
+        raise InvalidFile(problems)
+    return spec
+
+
+def read_specs(folder: Path) -> dict[str, ModelSpec]:
+    """Every spec of a folder, by model name in alphabetical order.
+
+    Raises:
+        InvalidFile: With the problems of all files.
+    """
+    specs: dict[str, ModelSpec] = {}
+    problems = []
+    for path in sorted(folder.glob("*.toml")):
+        try:
+            specs[path.stem] = read_spec(path)
+        except InvalidFile as error:
+            problems += error.problems
+    if problems:
+        raise InvalidFile(problems)
+    return specs
