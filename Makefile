@@ -1,0 +1,46 @@
+# make demo   the main job end to end on a machine without a GPU
+# make test   the tests that need no GPU (on a machine with one, those under tests/kernels run as well)
+# Both set up .venv first. Empty CONSTRAINTS takes the newest releases that pyproject.toml allows:
+#     make test CONSTRAINTS=
+PYTHON ?= python3
+CONSTRAINTS ?= constraints-ci.txt
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check compile docs format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## .venv with the tool, the product's requirements and the test tools
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@echo "Setting up $(VENV) (the first time downloads the compilers and PyTorch) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -qq $(CONSTRAINTS:%=-c %) -e '.[cuda,test]'
+	@touch $@
+
+demo: $(STAMP) ## spec -> plan -> kernels -> resource table -> draft tokens beside the reference
+	@$(BIN)/python -m dsparkgen.demo
+
+test: $(STAMP) ## all tests that this machine can run
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP) ## is the checked-in tree what the specs and templates give?
+	@$(BIN)/dsparkgen check
+
+compile: $(STAMP) ## the resource table of every kernel, for every arch
+	@$(BIN)/dsparkgen compile
+
+docs: $(STAMP) ## rewrite the pages that are made from code
+	@$(BIN)/python -m dsparkgen.reference docs/spec-reference.md
+
+format: $(STAMP) ## ruff format over the hand-written Python
+	@$(BIN)/ruff format generator templates tests
+
+clean: ## remove .venv and caches of this checkout
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
