@@ -1,0 +1,107 @@
+"""Timing of GPU work with a cold L2: CUDA-graph replay, rotated inputs, medians, variants interleaved in one run.
+
+The L2 is flushed by READING 256 MB. A memset would leave it full of dirty lines, whose write-back is then charged to
+the kernel that is timed (1 to 9 microseconds on an H200).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+FLUSH_BYTES = 256 * 1024 * 1024  # several times the L2 of any GPU that is described
+FLUSH_READS = 2  # the second pass gives the host time to queue what is timed before the flush ends
+LEAST_REPEATS = 30
+WARMUP_CALLS = 3
+ROUNDS_IN_FLIGHT = 8  # rounds queued before the host waits, well under the driver's launch queue
+US_PER_MS = 1000.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one variant over all repeats."""
+
+    median_us: float
+    low_us: float  # 10th percentile
+    high_us: float  # 90th percentile
+    repeats: int
+
+
+class Flush:
+    """Evicts the L2 by reading; owns the buffer."""
+
+    def __init__(self, device: torch.device) -> None:
+        words = FLUSH_BYTES // torch.float32.itemsize
+        self._words = torch.rand(words, device=device)
+        self._sum = torch.empty((), device=device)
+
+    def __call__(self) -> None:
+        for _ in range(FLUSH_READS):
+            torch.sum(self._words, dim=0, out=self._sum)
+
+
+def capture(call: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Capture one call in a CUDA graph, after warm calls on the capture's side stream."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARMUP_CALLS):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def time_interleaved(
+    variants: Mapping[str, Sequence[Callable[[], None]]],
+    *,
+    device: torch.device,
+    repeats: int = 35,
+    warmup_rounds: int = 3,
+) -> dict[str, Timing]:
+    """Time each variant once a round, round after round, each time on its next input set and with a cold L2.
+
+    Args:
+        variants: per name, one call per input set; every call is captured in a graph of its own.
+        device: the GPU.
+        repeats: rounds that count, at least 30.
+        warmup_rounds: rounds before them.
+
+    Returns:
+        Timings by name. A time spans one graph replay between two events, so it includes one launch.
+
+    Raises:
+        ValueError: fewer than 30 repeats: a median of fewer says little on a shared machine.
+    """
+    if repeats < LEAST_REPEATS:
+        raise ValueError(f"repeats: expected at least {LEAST_REPEATS}, got {repeats}")
+    graphs = {name: [capture(call) for call in calls] for name, calls in variants.items()}
+    flush = Flush(device)
+    marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in graphs}
+    names = list(graphs)
+    for turn in range(warmup_rounds + repeats):
+        # Each round starts with another variant, so that none always follows the same neighbour.
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            graph = graphs[name][turn % len(graphs[name])]
+            flush()
+            start.record()
+            graph.replay()
+            end.record()
+            if turn >= warmup_rounds:
+                marks[name].append((start, end))
+        if turn % ROUNDS_IN_FLIGHT == 0:
+            torch.cuda.synchronize(device)
+    torch.cuda.synchronize(device)
+    return {name: _summary([s.elapsed_time(e) * US_PER_MS for s, e in pairs]) for name, pairs in marks.items()}
+
+
+def _summary(samples: list[float]) -> Timing:
+    deciles = statistics.quantiles(samples, n=10)
+    return Timing(statistics.median(samples), deciles[0], deciles[-1], len(samples))

@@ -1,0 +1,216 @@
+"""What has been run on a real GPU, and whether it is still the code that is checked in.
+
+``benchmarks/results/<gpu>/<model>.json`` is written by ``verify --record`` and ``bench --json`` alone::
+
+    {"device": "h200", "date": "2026-11-29", "command": "...",
+     "rows": [{"kernel": "chain", "inputs": "<digest>", ...timings}],
+     "verified": [{"kernel": "chain", "arch": "sm_90a", "inputs": "<digest>", "checks": {...}}],
+     "seal": "<sha256 of the canonical JSON of the rest>"}
+
+A row of a throw-away spec (a vocabulary shard, a sweep) carries ``parent``, the digest of the checked-in kernel that
+was rendered from the same templates at the same time; its own ``inputs`` matches no checked-in file by design.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+RESULTS = Path("benchmarks") / "results"
+ROW_KEY = ("kernel", "vocab_size", "num_steps", "rank_dim", "tp", "rows")
+VERIFIED_KEY = ("kernel", "arch")
+State = Literal["verified", "stale", "compiled only"]
+
+
+class EvidenceError(ValueError):
+    """A results file that no real run can have written: broken seal, malformed, or of an unknown kernel digest."""
+
+
+@dataclass(frozen=True)
+class KernelState:
+    """One line of the evidence table: what is known of one kernel on one architecture."""
+
+    model: str
+    kernel: str
+    arch: str
+    state: State
+    device: str | None = None
+    date: str | None = None
+
+
+def results_path(root: Path, device: str, model: str) -> Path:
+    """Where the results of one model on one GPU stand."""
+    return root / RESULTS / device / f"{model}.json"
+
+
+def seal_of(document: Mapping[str, Any]) -> str:
+    """sha256 of the canonical JSON of everything but the seal."""
+    rest = {key: value for key, value in document.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read one results file and check its form and seal. Raises EvidenceError, which names the file."""
+    try:
+        document = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise EvidenceError(f"{path}: not JSON: {error}") from error
+    wanted = {"device": str, "date": str, "command": str, "rows": list, "verified": list, "seal": str}
+    for key, kind in wanted.items():
+        found = document.get(key) if isinstance(document, dict) else None
+        if not isinstance(found, kind):
+            raise EvidenceError(f"{path}: {key}: expected {kind.__name__}, got {type(found).__name__}")
+    seal = seal_of(document)
+    if document["seal"] != seal:
+        raise EvidenceError(
+            f"{path}: seal: the content gives {seal[:12]}, the file says {document['seal'][:12]}: it was edited by "
+            "hand. Run verify --record and bench --json again on that GPU"
+        )
+    for entry in [*document["rows"], *document["verified"]]:
+        if not isinstance(entry, dict) or not {"kernel", "inputs"} <= entry.keys():
+            raise EvidenceError(f"{path}: an entry without kernel and inputs: {entry!r}")
+    return document
+
+
+def record(
+    root: Path,
+    device: str,
+    model: str,
+    command: str,
+    *,
+    rows: Iterable[Mapping[str, Any]] = (),
+    verified: Iterable[Mapping[str, Any]] = (),
+) -> Path:
+    """Merge new timings or checks into a results file: an entry replaces the one of the same kernel and shape.
+
+    Raises EvidenceError when the existing file is not intact, rather than sealing somebody's edit.
+    """
+    path = results_path(root, device, model)
+    date = datetime.now(timezone.utc).date().isoformat()
+    old: dict[str, Any] = load(path) if path.exists() else {"rows": [], "verified": []}
+    document: dict[str, Any] = {
+        "device": device,
+        "date": date,
+        "command": command,
+        "rows": _merged(old["rows"], ({**row, "date": date} for row in rows), ROW_KEY),
+        "verified": _merged(old["verified"], ({**entry, "date": date} for entry in verified), VERIFIED_KEY),
+    }
+    document["seal"] = seal_of(document)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path
+
+
+def _merged(
+    old: Sequence[Mapping[str, Any]], new: Iterable[Mapping[str, Any]], key: tuple[str, ...]
+) -> list[Mapping[str, Any]]:
+    entries = {tuple(entry.get(name) for name in key): entry for entry in old}
+    entries.update({tuple(entry.get(name) for name in key): entry for entry in new})
+    return [entries[name] for name in sorted(entries, key=lambda name: [(str(type(v)), v) for v in name])]
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted((root / RESULTS).glob("*/*.json"))
+
+
+def named_digests(root: Path) -> dict[str, set[str]]:
+    """Per "<model>/<kernel>", every digest that some results file names: the manifest keeps exactly these as earlier."""
+    named: dict[str, set[str]] = {}
+    for path in _files(root):
+        document = load(path)
+        for entry in [*document["rows"], *document["verified"]]:
+            named.setdefault(f"{path.stem}/{entry['kernel']}", set()).add(entry.get("parent", entry["inputs"]))
+    return named
+
+
+def problems(root: Path, kernels: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Every results file that must be rejected: a broken seal, or a digest that no checked-in kernel ever had.
+
+    ``kernels`` is MANIFEST.json's table {"<model>/<kernel>": {"inputs": digest, "earlier": [digests]}}.
+    """
+    found = []
+    for path in _files(root):
+        try:
+            document = load(path)
+        except EvidenceError as error:
+            found.append(str(error))
+            continue
+        if document["device"] != path.parent.name:
+            found.append(
+                f"{path}: device: expected {path.parent.name!r}, the folder's name, got {document['device']!r}"
+            )
+        for entry in [*document["rows"], *document["verified"]]:
+            known = kernels.get(f"{path.stem}/{entry['kernel']}", {})
+            digest = entry.get("parent", entry["inputs"])
+            if digest != known.get("inputs") and digest not in known.get("earlier", ()):
+                found.append(
+                    f"{path}: {entry['kernel']}: inputs {digest} match no {path.stem}/{entry['kernel']} that was ever "
+                    "checked in"
+                )
+    return sorted(set(found))
+
+
+def states(
+    root: Path,
+    kernels: Mapping[str, Mapping[str, Any]],
+    archs: Mapping[str, Sequence[str]],
+) -> list[KernelState]:
+    """The evidence table: one line per checked-in kernel and architecture it is emitted for.
+
+    Args:
+        root: the repository.
+        kernels: MANIFEST.json's kernel table, as for ``problems``.
+        archs: architectures by model, from each spec's ``emit.archs``.
+
+    Raises:
+        EvidenceError: a results file is not intact.
+    """
+    runs: dict[tuple[str, str, str], list[tuple[bool, str, str]]] = {}
+    for path in _files(root):
+        document = load(path)
+        for entry in document["verified"]:
+            name = f"{path.stem}/{entry['kernel']}"
+            current = entry["inputs"] == kernels.get(name, {}).get("inputs")
+            run = (current, entry.get("date", document["date"]), document["device"])
+            runs.setdefault((path.stem, entry["kernel"], entry["arch"]), []).append(run)
+    table = []
+    for name in sorted(kernels):
+        model, kernel = name.split("/")
+        for arch in archs.get(model, ()):
+            found = runs.get((model, kernel, arch))
+            if found is None:
+                table.append(KernelState(model, kernel, arch, "compiled only"))
+                continue
+            current, date, device = max(found)
+            table.append(KernelState(model, kernel, arch, "verified" if current else "stale", device, date))
+    return table
+
+
+def missing(table: Iterable[KernelState], arch: str) -> list[KernelState]:
+    """The lines of one architecture that are not verified: what ``check --evidence`` fails for."""
+    return [line for line in table if line.arch == arch and line.state != "verified"]
+
+
+def render_table(table: Sequence[KernelState]) -> str:
+    """The evidence table as aligned text."""
+    header = ("model", "kernel", "arch", "state", "device", "date")
+    lines = [header, *((s.model, s.kernel, s.arch, s.state, s.device or "-", s.date or "-") for s in table)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+
+
+def verified_rows(
+    root: Path, device: str, model: str, kernels: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The timings that docs may quote: rows measured with the kernels that are checked in now."""
+    path = results_path(root, device, model)
+    if not path.exists():
+        return []
+    current = {name.split("/")[1]: entry["inputs"] for name, entry in kernels.items() if name.startswith(f"{model}/")}
+    rows = load(path)["rows"]
+    return [row for row in rows if row.get("parent", row["inputs"]) == current.get(row["kernel"])]

@@ -1,0 +1,518 @@
+"""The launcher's logic without a GPU: checks, reasons, choice of plan and kernel, order of launches.
+
+CUDA is replaced by a recorder: what is tested is which kernel would be launched with which arguments, and that every
+argument that does not fit is refused with what was expected and given, before anything is launched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from dspark_kernels._device import host, launcher  # noqa: E402
+
+V, N, R, MAX_REQS = 40, 3, 64, 6
+CPU = torch.device("cpu")
+H200 = host.DeviceFacts("NVIDIA H200", (9, 0), 132, 232448)
+DEVICES = {"h100": ((9, 0), 132, 232448), "h200": ((9, 0), 132, 232448), "b200": ((10, 0), 148, 232448)}
+ARGUMENTS = (
+    "head embed base base_row_stride base_pos_stride noise noise_pitch cache cache_req_stride cache_pos_stride "
+    "input_ids query_per_row idx_mapping temperature draft_tokens token_stride records epoch report timeout_ns rows "
+    "vocab_start width base_vector cache_vector ctas"
+).split()
+
+
+class Line(NamedTuple):
+    device: str
+    tp: int
+    row_slots: int
+    ctas: int = 132
+
+
+class Recorder:
+    """Stands for the GPU: keeps the order of what was launched, and can fail like a lost context."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.compiled: list[tuple[int, str, str]] = []
+        self.failure: Exception | None = None
+        self.ARGUMENTS = tuple(ARGUMENTS)
+
+    # The chain module.
+    def records_words(self, line: Line) -> int:
+        return 8 * line.row_slots
+
+    def compile_chain(
+        self, line: Line, base_dtype: str, cache_dtype: str, *, arch: Any = None, options: str = ""
+    ) -> Any:
+        self.compiled.append((line.row_slots, base_dtype, cache_dtype))
+
+        def launch(*values: int) -> None:
+            if self.failure is not None:
+                raise self.failure
+            assert all(type(value) is int for value in values)
+            self.events.append(("chain", line.row_slots, dict(zip([*ARGUMENTS, "stream"], values, strict=True))))
+
+        return launch
+
+    # The noise module.
+    def draw_noise(self, out: Any, *state: Any, num_samples: int, width: int) -> None:
+        self.events.append(("draw", num_samples, width))
+
+    def NoiseStream(self, device: Any) -> Any:  # noqa: N802
+        def fork(out: Any, *state: Any, num_samples: int, width: int) -> None:
+            self.events.append(("fork", num_samples, width))
+
+        return SimpleNamespace(fork=fork, join=lambda: self.events.append(("join",)))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    cuda = launcher.torch.cuda
+    monkeypatch.setattr(host, "read_device", lambda device: H200)
+    report = host.TimeoutReport
+    monkeypatch.setattr(host, "TimeoutReport", lambda *, pinned: report(pinned=False))
+    stream = SimpleNamespace(cuda_stream=77, synchronize=lambda: None)
+    monkeypatch.setattr(cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(cuda, "is_current_stream_capturing", lambda: False)
+    return recorder
+
+
+def make_config(**changes: Any) -> SimpleNamespace:
+    constants = {
+        "MODEL": "toy",
+        "VOCAB_SIZE": V,
+        "DRAFT_VOCAB_SIZE": V,
+        "RANK_DIM": R,
+        "NUM_STEPS": N,
+        "QUERY_PER_ROW": N,
+        "MAX_ROWS": 8,
+        "BASE_DTYPES": ("bf16", "fp32"),
+        "CACHE_DTYPES": ("bf16", "fp32"),
+        "PLANS": {("h200", 1, slots): Line("h200", 1, slots) for slots in (8, 4, 1)},
+        "DEVICES": DEVICES,
+    }
+    return SimpleNamespace(**(constants | changes))
+
+
+def make_chain(gpu: Recorder, **changes: Any) -> type[launcher.ChainLauncher]:
+    class Toy(launcher.ChainLauncher):
+        config = make_config(**changes)
+        noise = gpu
+        load_chain = staticmethod(lambda: gpu)
+
+    return Toy
+
+
+def weights() -> dict[str, Any]:
+    return {
+        "embed_weight": torch.zeros((V + 2, R), dtype=torch.bfloat16),
+        "head_weight": torch.zeros((V, R), dtype=torch.bfloat16),
+        "max_reqs": MAX_REQS,
+        "cache_dtype": torch.bfloat16,
+    }
+
+
+@pytest.fixture
+def sampler(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> launcher.ChainLauncher:
+    kind = make_chain(gpu)
+    monkeypatch.setattr(kind, "why_not", classmethod(lambda cls, *a, **k: None))
+    return kind(**weights())
+
+
+def batch(rows: int = 2, base_dtype: Any = torch.bfloat16) -> dict[str, Any]:
+    return {
+        "base_logits": torch.zeros((rows, N, V), dtype=base_dtype),
+        "input_ids": torch.zeros(rows * N, dtype=torch.int32),
+        "idx_mapping": torch.zeros(rows * N, dtype=torch.int64),
+        "sample_pos": torch.zeros(rows * N, dtype=torch.int64),
+        "temperature": torch.ones(MAX_REQS),
+        "seeds": torch.zeros(MAX_REQS, dtype=torch.int64),
+        "logits_cache": torch.zeros((MAX_REQS, N, V + 8), dtype=torch.bfloat16),
+        "draft_tokens": torch.zeros((MAX_REQS, N), dtype=torch.int64),
+    }
+
+
+STATE = ("idx_mapping", "sample_pos", "temperature", "seeds")
+
+
+# --- choice of the plan ---
+
+
+def test_parts_of_equal_shape_are_told_apart_by_name() -> None:
+    assert host.match_device(DEVICES, H200) == "h200"
+    assert host.match_device(DEVICES, H200._replace(name="NVIDIA H100 80GB HBM3")) == "h100"
+    assert host.match_device(DEVICES, H200._replace(name="NVIDIA H800")) == "h100"
+    assert host.match_device(DEVICES, H200._replace(smem_per_block=101376)) is None
+
+
+def test_no_plan_names_the_file_to_add() -> None:
+    plans = {("h200", 1, 8): Line("h200", 1, 8)}
+    reason = host.why_no_plan(plans, DEVICES, H200._replace(sms=78), 1)
+    assert reason is not None and "78 SMs" in reason and "specs/devices/" in reason
+    assert "parallel.tp" in (host.why_no_plan(plans, DEVICES, H200, 2) or "")
+    assert "b200, h100, h200, got 'h300'" in (host.why_no_plan(plans, DEVICES, H200, 1, "h300") or "")
+    assert host.why_no_plan(plans, DEVICES, H200, 1) is None
+
+
+def test_a_plan_larger_than_the_device_is_refused() -> None:
+    plans = {("h200", 1, 8): Line("h200", 1, 8)}
+    assert "does not fit" in (host.why_no_plan(plans, DEVICES, H200._replace(sms=131), 1, "h200") or "")
+    assert "does not fit" in (host.why_no_plan(plans, DEVICES, H200._replace(smem_per_block=232447), 1, "h200") or "")
+    assert host.why_no_plan(plans, DEVICES, H200._replace(sms=144), 1, "h200") is None
+
+
+def test_row_slots() -> None:
+    assert [host.row_slots_for([8, 1, 4], rows) for rows in (1, 2, 4, 5, 8, 9)] == [1, 4, 4, 8, 8, None]
+
+
+def test_vector_access_needs_every_row_start_aligned() -> None:
+    storage = torch.zeros(4 * 64, dtype=torch.bfloat16)
+    assert host.vector_ok(storage.as_strided((2, 2, 5), (128, 64, 1))) == 1
+    assert host.vector_ok(storage.as_strided((2, 2, 5), (128, 60, 1))) == 0
+    assert host.vector_ok(storage[1:].as_strided((2, 2, 5), (64, 64, 1))) == 0
+    assert host.vector_ok(storage.as_strided((1, 2, 5), (3, 64, 1))) == 1  # a stride that is never taken
+
+
+# --- reasons to decline ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"embed_weight": None}, "the Markov embedding is missing"),
+        ({"head_weight": None}, "the Markov head is missing"),
+        ({}, "expected a tensor on a CUDA device, got bf16 [42, 64]"),
+    ],
+)
+def test_why_not_without_weights_on_a_gpu(gpu: Recorder, changes: dict[str, Any], expected: str) -> None:
+    reason = make_chain(gpu).why_not(**(weights() | changes))
+    assert reason is not None and expected in reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "constants", "expected"),
+    [
+        ({"embed_weight": torch.zeros((V - 1, R), dtype=torch.bfloat16)}, {}, "bf16 [>= 40, 64]"),
+        ({"head_weight": torch.zeros((V, R))}, {}, "head_weight: expected bf16 [>= 40, 64]"),
+        ({"head_weight": torch.zeros((V, 2 * R), dtype=torch.bfloat16)[:, ::2]}, {}, "contiguous"),
+        ({"max_reqs": 0}, {}, "max_reqs: expected an int of at least 1, got 0"),
+        ({"cache_dtype": torch.float16}, {}, "cache_dtype: expected bf16 or fp32, got torch.float16"),
+        ({}, {"CACHE_DTYPES": ("fp32",)}, "cache_dtype: expected fp32"),
+        ({}, {"PLANS": {}}, "no plan for h200 at tensor-parallel size 1"),
+        ({"device_name": "b200"}, {}, "does not fit NVIDIA H200"),
+        ({}, {}, None),
+    ],
+)
+def test_why_not(
+    gpu: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    constants: dict[str, Any],
+    expected: str | None,
+) -> None:
+    monkeypatch.setattr(launcher, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: object())
+    reason = make_chain(gpu, **constants).why_not(**(weights() | changes))
+    assert reason is expected if expected is None else reason is not None and expected in reason
+
+
+def test_why_not_without_the_compiler(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
+    assert "nvidia-cutlass-dsl" in (make_chain(gpu).why_not(**weights()) or "")
+
+
+def test_a_sampler_that_cannot_be_built_raises_the_reason(gpu: Recorder) -> None:
+    with pytest.raises(ValueError, match="toy: no chain sampler: the Markov head is missing"):
+        make_chain(gpu)(**(weights() | {"head_weight": None}))
+
+
+def test_batches_are_declined_by_shape_and_dtype_only(sampler: launcher.ChainLauncher) -> None:
+    assert sampler.max_rows == MAX_REQS  # of the 8 that the model allows, no more rows than request states
+    assert [sampler.supports_batch(rows) for rows in (0, 1, 6, 7)] == [False, True, True, False]
+    assert "1 to 6 request rows, got 7" in (sampler.why_not_call(7) or "")
+    assert sampler.supports(2, torch.zeros((2, N, V)))
+    assert not sampler.supports(2, torch.zeros((3, N, V)))
+    assert "bf16 or fp32 [2, 3, >= 40]" in (sampler.why_not_call(2, torch.zeros((2, N, V), dtype=torch.float16)) or "")
+
+
+def test_plans_limit_the_rows(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = make_chain(gpu, PLANS={("h200", 1, 4): Line("h200", 1, 4), ("h200", 2, 8): Line("h200", 2, 8)})
+    monkeypatch.setattr(kind, "why_not", classmethod(lambda cls, *a, **k: None))
+    assert kind(**weights()).max_rows == 4
+
+
+# --- one call ---
+
+
+def test_arguments_of_a_launch(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+    call = batch(2, torch.float32)
+    call["base_logits"] = torch.zeros((2, N, V + 1))[:, :, :V]
+    sampler.sample(**call, query_per_row=2)
+    assert [event[0] for event in gpu.events] == ["draw", "chain"]
+    assert gpu.events[0] == ("draw", 2 * N, V)
+    _, slots, values = gpu.events[1]
+    assert slots == 4 and gpu.compiled == [(4, "fp32", "bf16")]
+    assert values["base"] == call["base_logits"].data_ptr()
+    assert (values["base_row_stride"], values["base_pos_stride"]) == (N * (V + 1), V + 1)
+    assert (values["cache_req_stride"], values["cache_pos_stride"]) == (N * (V + 8), V + 8)
+    assert (values["base_vector"], values["cache_vector"]) == (0, 1)
+    assert (values["rows"], values["query_per_row"], values["token_stride"]) == (2, 2, N)
+    assert (values["vocab_start"], values["width"], values["ctas"], values["stream"]) == (0, V, 132, 77)
+    assert values["timeout_ns"] == 30_000 * 1_000_000
+    for name in ("input_ids", "idx_mapping", "temperature", "draft_tokens"):
+        assert values[name] == call[name].data_ptr(), name
+
+
+def test_two_variants_never_share_their_records(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+    sampler.sample(**batch(1))
+    sampler.sample(**batch(4))
+    sampler.sample(**batch(1))
+    first, second, third = (event[2] for event in gpu.events if event[0] == "chain")
+    assert first["records"] != second["records"] and first["epoch"] != second["epoch"]
+    assert (first["records"], first["epoch"]) == (third["records"], third["epoch"])
+    assert gpu.compiled == [(1, "bf16", "bf16"), (4, "bf16", "bf16")]
+
+
+MISFITS = {
+    "base_logits dtype": ("base_logits", torch.zeros((2, N, V), dtype=torch.float16), TypeError, "got fp16"),
+    "base_logits steps": ("base_logits", torch.zeros((2, N + 1, V)), ValueError, "got fp32 [2, 4, 40]"),
+    "base_logits narrow": ("base_logits", torch.zeros((2, N, V - 1)), ValueError, "[2, 3, >= 40]"),
+    "base_logits stride": ("base_logits", torch.zeros((2, N, 2 * V))[:, :, ::2], ValueError, "strides [240, 80, 2]"),
+    "base_logits rows": ("base_logits", torch.zeros((7, N, V)), ValueError, "from 1 to 6, got 7"),
+    "base_logits rank": ("base_logits", torch.zeros((2, V)), ValueError, "got fp32 [2, 40]"),
+    "base_logits type": ("base_logits", [0.0], TypeError, "got list"),
+    "input_ids dtype": ("input_ids", torch.zeros(6, dtype=torch.int64), TypeError, "expected int32"),
+    "input_ids short": ("input_ids", torch.zeros(3, dtype=torch.int32), ValueError, "[>= 4]"),
+    "input_ids stride": ("input_ids", torch.zeros(12, dtype=torch.int32)[::2], ValueError, "contiguous"),
+    "idx_mapping short": ("idx_mapping", torch.zeros(5, dtype=torch.int64), ValueError, "[>= 6]"),
+    "idx_mapping dtype": ("idx_mapping", torch.zeros(6, dtype=torch.int32), TypeError, "got int32"),
+    "sample_pos device": ("sample_pos", torch.zeros(6, dtype=torch.int64, device="meta"), ValueError, "on meta"),
+    "temperature dtype": ("temperature", torch.zeros(6, dtype=torch.float64), TypeError, "got fp64"),
+    "temperature short": ("temperature", torch.zeros(5), ValueError, "[>= 6]"),
+    "seeds dtype": ("seeds", torch.zeros(6), TypeError, "expected int64"),
+    "cache dtype": ("logits_cache", torch.zeros((6, N, V)), TypeError, "expected bf16"),
+    "cache requests": ("logits_cache", torch.zeros((5, N, V), dtype=torch.bfloat16), ValueError, "[>= 6, 3, >= 40]"),
+    "draft_tokens rows": ("draft_tokens", torch.zeros((1, N), dtype=torch.int64), ValueError, "[>= 2, 3]"),
+    "draft_tokens dtype": ("draft_tokens", torch.zeros((2, N), dtype=torch.int32), TypeError, "expected int64"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_every_argument_is_checked_before_anything_is_launched(
+    gpu: Recorder, sampler: launcher.ChainLauncher, case: str
+) -> None:
+    name, value, error, text = MISFITS[case]
+    with pytest.raises(error) as caught:
+        sampler.sample(**(batch(2) | {name: value}))
+    assert name in str(caught.value) and "expected" in str(caught.value) and text in str(caught.value)
+    assert gpu.events == []
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)])
+def test_query_per_row(gpu: Recorder, sampler: launcher.ChainLauncher, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="query_per_row: expected an int"):
+        sampler.sample(**batch(2), query_per_row=value)
+    assert gpu.events == []
+
+
+@pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (0.5, TypeError)])
+def test_timeout_ms(gpu: Recorder, sampler: launcher.ChainLauncher, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="timeout_ms: expected an int"):
+        type(sampler)(**weights(), timeout_ms=value)
+
+
+def test_an_unbounded_wait_is_logged(
+    sampler: launcher.ChainLauncher, caplog: pytest.LogCaptureFixture, gpu: Recorder
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        type(sampler)(**weights(), timeout_ms=0).sample(**batch(1))
+    assert len([r for r in caplog.records if "timeout_ms=0" in r.message]) == 1
+    assert gpu.events[-1][2]["timeout_ns"] == 0
+
+
+# --- noise ---
+
+
+def test_forked_noise_is_joined_once_and_used_once(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+    call = batch(2)
+    state = [call[name] for name in STATE]
+    sampler.fork_noise(*state, 2)
+    sampler.join_noise()
+    sampler.sample(**call)
+    sampler.sample(**call)
+    assert [event[0] for event in gpu.events] == ["fork", "join", "chain", "draw", "chain"]
+    assert gpu.events[0] == ("fork", 2 * N, V)
+    sampler.fork_noise(*state, 2)
+    sampler.sample(**call)
+    assert [event[0] for event in gpu.events[5:]] == ["fork", "join", "chain"]
+
+
+def test_noise_of_another_batch_is_refused(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+    call = batch(2)
+    sampler.fork_noise(*[call[name] for name in STATE], 1)
+    with pytest.raises(RuntimeError, match="expected the 1 request rows that fork_noise drew for, got 2"):
+        sampler.sample(**call)
+    assert "chain" not in [event[0] for event in gpu.events]
+    sampler.sample(**call)
+    assert [event[0] for event in gpu.events[-2:]] == ["draw", "chain"]
+
+
+def test_a_refused_call_leaves_no_stale_noise(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+    call = batch(2)
+    sampler.fork_noise(*[call[name] for name in STATE], 2)
+    with pytest.raises(TypeError):
+        sampler.sample(**(call | {"seeds": torch.zeros(6)}))
+    assert not sampler.noise_pending
+    sampler.sample(**call)
+    assert [event[0] for event in gpu.events] == ["fork", "join", "draw", "chain"]
+
+
+def test_joining_without_a_fork_is_refused(sampler: launcher.ChainLauncher) -> None:
+    with pytest.raises(RuntimeError, match="expected a fork_noise before it"):
+        sampler.join_noise()
+
+
+@pytest.mark.parametrize("rows", [0, 7])
+def test_fork_noise_checks_the_row_count(sampler: launcher.ChainLauncher, rows: int) -> None:
+    call = batch(2)
+    with pytest.raises(ValueError, match=f"num_reqs: expected an int from 1 to 6, got {rows}"):
+        sampler.fork_noise(*[call[name] for name in STATE], rows)
+
+
+# --- compiling ---
+
+
+def test_warmup_compiles_everything_a_call_can_need(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+    sampler.warmup()
+    variants = [(slots, base, "bf16") for base in ("bf16", "fp32") for slots in (1, 4, 8)]
+    assert sorted(gpu.compiled) == sorted(variants)
+    assert sorted(event[1] for event in gpu.events if event[0] == "chain") == [1, 1, 4, 4, 8, 8]
+    for rows in range(1, 7):
+        for dtype in (torch.bfloat16, torch.float32):
+            sampler.sample(**batch(rows, dtype))
+    sampler.warmup()
+    assert len(gpu.compiled) == len(variants)
+
+
+def test_nothing_compiles_under_capture(
+    gpu: Recorder, sampler: launcher.ChainLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler.sample(**batch(1))
+    monkeypatch.setattr(launcher.torch.cuda, "is_current_stream_capturing", lambda: True)
+    sampler.sample(**batch(1))
+    with pytest.raises(RuntimeError, match=r"8 row slots and bf16 base logits is not compiled; call warmup\(\)"):
+        sampler.sample(**batch(5))
+    assert gpu.compiled == [(1, "bf16", "bf16")]
+
+
+# --- bounded waits ---
+
+
+def set_report(sampler: launcher.ChainLauncher, words: list[int]) -> None:
+    (ctypes.c_int32 * len(words)).from_address(sampler._report.address)[:] = words
+
+
+def test_a_reported_timeout_is_raised_with_its_place(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+    sampler.sample(**batch(1))
+    sampler.raise_if_failed()
+    set_report(sampler, [1, 0, 2, 4, 131, 7, 250, 9])
+    for call in (sampler.raise_if_failed, sampler.synchronize, lambda: sampler.sample(**batch(1))):
+        with pytest.raises(host.ChainTimeoutError) as caught:
+            call()
+        error = caught.value
+        assert (error.rank, error.row, error.position, error.what) == (0, 2, 4, "grid barrier")
+        assert (error.peer, error.cta, error.timeout_ms, error.epoch) == (131, 7, 250, 9)
+        assert "rank 0, row 2, position 4" in str(error) and "CTA 131" in str(error)
+        assert "250 ms" in str(error) and "CUDA context is lost" in str(error)
+    assert len([event for event in gpu.events if event[0] == "chain"]) == 1
+
+
+def test_a_failing_launch_raises_the_report_if_there_is_one(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+    sampler.sample(**batch(1))
+    gpu.failure = RuntimeError("CUDA_ERROR_LAUNCH_FAILED")
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_LAUNCH_FAILED"):
+        sampler.sample(**batch(1))
+    original = sampler._provide_noise
+
+    def fail_later(*arguments: Any) -> None:
+        original(*arguments)
+        set_report(sampler, [2, 1, 0, 3, 5, 7, 100, 2])
+
+    sampler._provide_noise = fail_later  # the report arrives between the first look and the launch
+    with pytest.raises(host.ChainTimeoutError, match="peer rank for rank 5"):
+        sampler.sample(**batch(1))
+
+
+# --- chain or fused ---
+
+
+class FakeFused:
+    def __init__(self, embed_weight: Any, head_weight: Any, *, max_reqs: int) -> None:
+        self.calls: list[int] = []
+        self.warm: Any = None
+
+    def warmup(self, *, cache_dtype: Any) -> None:
+        self.warm = cache_dtype
+
+    def sample(self, base_logits: Any, *arguments: Any, query_per_row: int) -> None:
+        assert len(arguments) == 7
+        self.calls.append(query_per_row)
+
+
+def make_draft(chain: type[launcher.ChainLauncher] | None) -> launcher.DraftLauncher:
+    class Toy(launcher.DraftLauncher):
+        config = make_config()
+        chain_sampler = chain
+        fused_loop = FakeFused
+
+    return Toy(**weights())
+
+
+def test_draft_sampler_on_the_cpu_takes_the_fused_loop_and_says_why(gpu: Recorder) -> None:
+    draft = make_draft(make_chain(gpu))
+    assert draft.chain is None
+    name, reason = draft.path(2)
+    assert name == "fused" and "CUDA device" in reason
+    call = batch(2)
+    draft.fork_noise(*[call[name] for name in STATE], 2)
+    draft.join_noise()
+    draft.sample(**call)
+    draft.warmup()
+    draft.raise_if_failed()
+    assert draft.fused.calls == [N] and draft.fused.warm == torch.bfloat16 and gpu.events == []
+
+
+def test_draft_sampler_of_a_model_without_a_chain() -> None:
+    assert make_draft(None).path(1) == ("fused", "no chain: this model's spec lists no chain kernel")
+
+
+def test_draft_sampler_takes_the_chain_where_it_fits(
+    gpu: Recorder, sampler: launcher.ChainLauncher, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = make_draft(type(sampler))
+    with caplog.at_level(logging.INFO):
+        for rows in (1, 6, 7, 7):
+            draft.sample(**batch(rows), query_per_row=1)
+    assert [event[1] for event in gpu.events if event[0] == "chain"] == [1, 8]
+    assert draft.fused.calls == [1, 1]
+    assert draft.path(7)[0] == "fused" and "got 7" in draft.path(7)[1]
+    assert len([r for r in caplog.records if "7 rows: fused" in r.message]) == 1
+
+
+def test_a_batch_that_changes_its_path_drops_its_forked_noise(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+    draft = make_draft(type(sampler))
+    call = batch(2, torch.float16)
+    draft.fork_noise(*[call[name] for name in STATE], 2)
+    draft.sample(**call)  # fp16 base logits: not the chain's
+    assert [event[0] for event in gpu.events] == ["fork", "join"] and draft.fused.calls == [N]
+    assert draft.chain is not None and not draft.chain.noise_pending
