@@ -47,7 +47,8 @@ class Vocabulary(Table):
         description="Rows of the Markov head: the draft vocabulary, in tokens. Default: `target`.",
     )
     d2t: bool = Field(
-        default=False, description="Whether a d2t tensor maps draft to target ids: target id = draft id + d2t[draft id]."
+        default=False,
+        description="Whether a d2t tensor maps draft to target ids: target id = draft id + d2t[draft id].",
     )
     sampling_limit: Annotated[int, Field(ge=1, le=MAX_VOCABULARY)] = Field(
         default_factory=lambda data: data["target"],
@@ -120,7 +121,9 @@ class Noise(Table):
     draft_salt: Annotated[int, Field(ge=0, lt=1 << 32)] = Field(
         default=1 << 30, description="Added to the position, so that drafts and recovered tokens use separate noise."
     )
-    step_mix: bool = Field(default=True, description="Whether the seed is mixed with the draft step: seed ^ (step << 32).")
+    step_mix: bool = Field(
+        default=True, description="Whether the seed is mixed with the draft step: seed ^ (step << 32)."
+    )
 
 
 class Parallel(Table):
@@ -392,7 +395,9 @@ def parse_spec(document: Document, *, stem: str) -> ModelSpec:
     """
     number = document.data.get("format")
     if "format" in document.data and (isinstance(number, bool) or number != FORMAT):
-        way = "update dsparkgen, which reads a later one" if isinstance(number, int) and number > FORMAT else "see docs/"
+        way = (
+            "update dsparkgen, which reads a later one" if isinstance(number, int) and number > FORMAT else "see docs/"
+        )
         message = f"must be {FORMAT}, the spec format of this dsparkgen (got {show(number)}); {way}"
         raise InvalidFile([document.problem(("format",), message)])
     problems = ()
