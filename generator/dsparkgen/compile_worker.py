@@ -45,10 +45,13 @@ def build_chain(build: Answer) -> tuple[bytes, int]:
     """Compiles one variant of a chain kernel. Returns its cubin and its dynamic shared memory in bytes."""
     chain = importlib.import_module(f"dspark_kernels.{build['model']}.chain")
     config = importlib.import_module(f"dspark_kernels.{build['model']}.config")
+    layout = importlib.import_module("dspark_kernels._device.plan_line").shared_layout
     line = config.PLANS[build["device"], build["tp"], build["row_slots"]]
-    options = f"--gpu-arch {build['arch']} --keep-ptx --keep-cubin"
-    compiled = chain.compile_chain(line, build["base_dtype"], build["cache_dtype"], arch=build["arch"], options=options)
-    return compiled.artifacts.CUBIN, line.shared_bytes
+    compiled = chain.compile_chain(
+        line, build["base_dtype"], build["cache_dtype"], arch=build["arch"], options="--keep-cubin"
+    )
+    base_bytes = config.DTYPE_BYTES[build["base_dtype"]]
+    return compiled.artifacts.CUBIN, layout(line, config.RANK_DIM, config.NUM_STEPS, base_bytes).total
 
 
 def build_triton(build: Answer) -> tuple[bytes, int]:

@@ -1,0 +1,300 @@
+"""Compiles the generated kernels without a GPU and tabulates registers, spills, local and shared memory.
+
+Every build runs in a worker process (compile_worker.py) and its figures are kept in the user's cache directory, keyed by the
+digest of the code, the compiler's version, the arch and the variant: what has not changed is not compiled again.
+"""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from dsparkgen.digest import kernel_digest
+from dsparkgen.resources import Build, Record, find_faults, tabulate, to_json, to_markdown
+from dsparkgen.spec import ModelSpec, read_specs
+
+RESOURCES = Path("docs") / "resources.md"
+CACHE_FORMAT = 1  # raise when the figures, or how they are read, change meaning
+COMPILERS = {"chain": "nvidia-cutlass-dsl", "noise": "triton", "fused": "triton"}
+DEVICES = {
+    "sm_90a": "h200",
+    "sm_100a": "b200",
+    "sm_103a": "gb300",
+    "sm_120a": "rtx_pro_6000",
+}  # whose plan stands for an arch
+
+TABLE_WIDTH = 120  # columns where the output is no terminal
+MESSAGE_LINES = 8  # of a failed process's error output that a message repeats
+
+
+class WorkerError(RuntimeError):
+    """A compiling process that ended without answering for all its builds."""
+
+
+def select_chain(listing: Mapping[str, Any], arch: str, turn: int, all_: bool) -> list[dict[str, Any]]:
+    """The chain variants to compile for one arch: keyword arguments of Build.
+
+    Without `all_`: one device of the arch, its smallest and largest TP size, one row and the most rows, and one dtype pair, which
+    `turn` (the model's place in the list of models) rotates, so that the models together cover the pairs. Raises ValueError where
+    the model is planned for no device of the arch.
+    """
+    devices = {name for name, capability in listing["devices"].items() if arch_of(capability) == arch}
+    if not devices:
+        raise ValueError(f"expected a description of a device with arch {arch} under specs/devices, got none")
+    pairs = [(base, cache) for base in listing["base_dtypes"] for cache in listing["cache_dtypes"]]
+    lines = [tuple(line) for line in listing["plans"] if line[0] in devices]
+    if not all_ and lines:
+        planned = {line[0] for line in lines}
+        device = DEVICES[arch] if DEVICES[arch] in planned else min(planned)
+        sizes = [tp for name, tp, _ in lines if name == device]
+        slots = [rows for name, _, rows in lines if name == device]
+        lines = [
+            (name, tp, rows)
+            for name, tp, rows in lines
+            if name == device and tp in (min(sizes), max(sizes)) and rows in (min(slots), max(slots))
+        ]
+        pairs = [pairs[turn % len(pairs)]]
+    return [
+        {"device": device, "tp": tp, "row_slots": rows, "base_dtype": base, "cache_dtype": cache}
+        for device, tp, rows in lines
+        for base, cache in pairs
+    ]
+
+
+def select_triton(names: Sequence[str], turn: int, all_: bool) -> list[dict[str, Any]]:
+    """The variants of a Triton kernel to compile: all, or the one that `turn` rotates to. Keyword arguments of Build."""
+    return [{"variant": name} for name in (names if all_ else [names[turn % len(names)]])]
+
+
+def arch_of(capability: Sequence[int]) -> str:
+    """The arch of a compute capability: (9, 0) -> "sm_90a"."""
+    major, minor = capability
+    return f"sm_{major}{minor}a"
+
+
+def cache_folder() -> Path:
+    """Where figures are kept: $XDG_CACHE_HOME/dsparkgen/compile, or the same under ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsparkgen" / "compile"
+
+
+def cache_path(build: Build, compiler: str) -> Path:
+    """The file that keeps this build's figures; `compiler` is a name with its version."""
+    key = json.dumps([CACHE_FORMAT, compiler, asdict(build)], sort_keys=True)
+    return cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def read_cache(path: Path) -> Record | None:
+    """The kept figures, or None where there are none or they cannot be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def write_cache(path: Path, record: Record) -> None:
+    """Keeps figures; a reader sees the whole file or none, also when two processes write it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        json.dump(record, file)
+    os.replace(file.name, path)
+
+
+def run_builds(root: Path, builds: Sequence[Build], jobs: int) -> list[Record]:
+    """Compiles builds in at most `jobs` processes. Returns one record a build, in order: its figures, or {"error": text}."""
+    compilers = {name: compiler_version(name) for name in set(COMPILERS.values())}
+    paths = [cache_path(build, str(compilers[COMPILERS[build.kernel]])) for build in builds]
+    records = {index: {**kept, "cached": True} for index, path in enumerate(paths) if (kept := read_cache(path))}
+    pending = [(index, build) for index, build in enumerate(builds) if index not in records]
+    with Progress(console=Console(stderr=True), transient=True) as progress, ThreadPoolExecutor(jobs) as pool:
+        task = progress.add_task("compiling", total=len(builds), completed=len(records))
+
+        def run(group: list[tuple[int, Build]]) -> None:
+            for index, record in _compile_group(root, group):
+                records[index] = record
+                if "error" not in record:
+                    write_cache(paths[index], record)
+                progress.advance(task)
+
+        list(pool.map(run, group_builds(pending, jobs)))
+    return [records[index] for index in range(len(builds))]
+
+
+def group_builds(pending: Sequence[tuple[int, Build]], jobs: int) -> list[list[tuple[int, Build]]]:
+    """Splits numbered builds into groups of one compiler and arch each, enough of them that `jobs` processes have work."""
+    by_process: dict[tuple[str, str], list[tuple[int, Build]]] = {}
+    for index, build in pending:
+        by_process.setdefault((COMPILERS[build.kernel], build.arch), []).append((index, build))
+    groups = []
+    for members in by_process.values():
+        size = math.ceil(len(members) / math.ceil(jobs * len(members) / len(pending)))
+        groups += [members[start : start + size] for start in range(0, len(members), size)]
+    return groups
+
+
+def _compile_group(root: Path, group: Sequence[tuple[int, Build]]) -> Iterator[tuple[int, Record]]:
+    """Compiles a group in one process after another: one that a compiler ends takes only its current build with it."""
+    remaining = dict(group)
+    while remaining:
+        request = {"root": str(root), "builds": [{"id": index, **asdict(build)} for index, build in remaining.items()]}
+        try:
+            for answer in ask_worker("build", request, arch=group[0][1].arch):
+                index = answer.pop("id")
+                del remaining[index]
+                yield index, answer
+            if remaining:
+                raise WorkerError(f"the compiling process ended without an answer for {len(remaining)} builds")
+        except WorkerError as error:
+            index = next(iter(remaining))
+            del remaining[index]
+            yield index, {"error": str(error)}
+
+
+def ask_worker(verb: str, request: Mapping[str, Any], arch: str) -> Iterator[Record]:
+    """Runs compile_worker.py for one arch and yields its answers as they come. Raises WorkerError where it does not finish."""
+    environment = worker_environment(arch)
+    with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stderr:
+        json.dump(request, stdin)
+        stdin.seek(0)
+        command = [sys.executable, "-m", "dsparkgen.compile_worker", verb]
+        with subprocess.Popen(
+            command, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield json.loads(line)
+        if process.returncode:
+            stderr.seek(0)
+            tail = "\n".join(stderr.read().strip().splitlines()[-MESSAGE_LINES:])
+            raise WorkerError(f"the compiling process ended with code {process.returncode}: {tail or 'no message'}")
+
+
+def worker_environment(arch: str) -> dict[str, str]:
+    """The environment of a process that compiles for one arch: Triton compiles instead of interpreting, this package is found."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["CUTE_DSL_ARCH"] = arch
+    paths = [str(Path(__file__).parents[1]), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def compiler_version(name: str) -> str | None:
+    """The installed compiler as "name version", or None."""
+    try:
+        return f"{name} {version(name)}"
+    except PackageNotFoundError:
+        return None
+
+
+def list_builds(
+    root: Path, specs: Mapping[str, ModelSpec], models: Sequence[str], archs: Sequence[str] | None, all_: bool
+) -> list[Build]:
+    """The builds of the checked-in kernels of `models`: the default set, or every one with `all_`.
+
+    Kernels whose compiler is not installed are left out. Raises WorkerError where a model's generated code cannot be imported.
+    """
+    kernels = {
+        model: [kernel for kernel in specs[model].emit.kernels if compiler_version(COMPILERS[kernel])]
+        for model in models
+    }
+    listings = {
+        answer["model"]: answer for answer in ask_worker("list", {"root": str(root), "models": kernels}, "sm_90a")
+    }
+    generated = root / "generated"
+    files = {
+        path.relative_to(generated).as_posix(): path.read_text() for path in generated.glob("dspark_kernels/*/*.py")
+    }
+    builds = []
+    for model in models:
+        turn = sorted(specs).index(model)
+        listing = listings[model]
+        for kernel in kernels[model]:
+            inputs = kernel_digest(files, model, kernel)
+            for arch in archs or specs[model].emit.archs:
+                if kernel == "chain":
+                    chosen = select_chain(listing, arch, turn, all_)
+                else:
+                    chosen = select_triton(listing["triton"][kernel], turn, all_)
+                builds += [Build(model, kernel, arch, inputs, **variant) for variant in chosen]
+    return builds
+
+
+def run_compile(
+    root: Path,
+    models: Sequence[str] = (),
+    archs: Sequence[str] | None = None,
+    all_: bool = False,
+    json_path: Path | None = None,
+    jobs: int | None = None,
+) -> int:
+    """Compiles the checked-in kernels, prints their resource table, and judges it.
+
+    Args:
+        root: The folder with specs/ and generated/.
+        models: Model names; empty for every spec.
+        archs: Archs to compile for; None for those that each spec names.
+        all_: Every plan line, dtype pair and device instead of the default set. Without a choice of models and archs this also
+            rewrites docs/resources.md.
+        json_path: Where to write the figures as JSON.
+        jobs: Processes at a time; None for one a core.
+
+    Returns:
+        0 when every kernel compiled without spills and local memory, 1 when one did not, 3 when a compiler is not installed.
+
+    Raises:
+        ValueError: A model has no spec, or no device is described for an arch.
+        InvalidFile: A spec is invalid.
+    """
+    specs = read_specs(root / "specs")
+    unknown = sorted(set(models) - set(specs))
+    if unknown:
+        raise ValueError(f"expected models among {', '.join(specs)}, got {', '.join(unknown)}")
+    names = list(models) or list(specs)
+    missing = sorted(
+        {
+            COMPILERS[kernel]
+            for name in names
+            for kernel in specs[name].emit.kernels
+            if not compiler_version(COMPILERS[kernel])
+        }
+    )
+    progress = Console(stderr=True)
+    try:
+        builds = list_builds(root, specs, names, archs, all_)
+    except WorkerError as error:
+        progress.print(f"the generated kernels cannot be imported: {error}", style="red", highlight=False, markup=False)
+        return 1
+    records = run_builds(root, builds, jobs or os.cpu_count() or 1)
+    output = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    for name in names:
+        rows = [(build, record) for build, record in zip(builds, records, strict=True) if build.model == name]
+        output.print(tabulate(name, [build for build, _ in rows], [record for _, record in rows]))
+    compilers = sorted(name for name in map(compiler_version, set(COMPILERS.values())) if name)
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(to_json(builds, records, compilers), indent=1) + "\n")
+    faults = find_faults(builds, records)
+    if all_ and not (models or archs or faults or missing):
+        (root / RESOURCES).write_text(to_markdown(builds, records, compilers))
+    for text in faults:
+        progress.print(text, style="red", highlight=False, markup=False)
+    kept = sum(record.get("cached", False) for record in records)
+    progress.print(f"{len(builds)} builds, {kept} of them from the cache, {len(faults)} at fault", highlight=False)
+    for name in missing:
+        progress.print(
+            f"{name} is not installed: its kernels were not compiled (pip install 'dsparkgen[cuda]')",
+            highlight=False,
+            markup=False,
+        )
+    return 1 if faults else 3 if missing else 0
