@@ -4,9 +4,8 @@ Data goes to stdout, progress to stderr. Exit codes: 0 fine; 1 the answer is no;
 cannot tell.
 """
 
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,30 +13,27 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from dsparkgen import report, tree
-from dsparkgen.locate import InvalidFile
+from dsparkgen import evidence, report, schema, tree
+from dsparkgen.locate import InvalidFile, show_path
 from dsparkgen.render import TemplateError
 
 NO, BAD_INPUT, CANNOT_TELL = 1, 2, 3
 
 app = typer.Typer(
-    help="Generates specialised draft-sampling kernels from model specs.",
+    help="Generates GPU kernels that sample draft tokens, specialised for each model spec.",
+    epilog="Exit codes: 0 fine; 1 the answer is no; 2 bad input or usage; 3 this machine cannot tell.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-progress = Console(stderr=True)
 
 Models = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models; default: all.")]
-Root = Annotated[Path | None, typer.Option(help="The folder with specs/ and templates/; default: the nearest parent.")]
-Specs = Annotated[Path | None, typer.Option(help="Folder of private specs, instead of specs/.")]
+Model = Annotated[str, typer.Argument(help="A model.")]
+Root = Annotated[Path | None, typer.Option(help="Folder with specs/ and templates/; default: the nearest parent.")]
+Specs = Annotated[Path | None, typer.Option(help="Folder of private specs, instead of specs/; needs --out.")]
 Out = Annotated[Path | None, typer.Option(help="Source root to generate into, instead of generated/.")]
-
-
-@app.callback()
-def _top() -> None:
-    """Generates specialised draft-sampling kernels from model specs."""
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON here; - is stdout.")]
 
 
 def main() -> None:
@@ -46,17 +42,21 @@ def main() -> None:
 
 
 def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
-    """Bad input ends a verb with exit code 2 and its message, never with a traceback."""
+    """Bad input ends a verb with exit code 2, a missing library with 3, each with its message and without a traceback."""
 
     @wraps(verb)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             verb(*args, **kwargs)
         except InvalidFile as error:
-            report.problems(error.problems)
+            report.problems(error.problems, kwargs.get("style", "text"))
             raise typer.Exit(BAD_INPUT) from None
-        except (TemplateError, tree.FormatterError, tree.NoRoot) as error:
+        except (TemplateError, tree.FormatterError, tree.UsageError) as error:
             _fail(str(error), BAD_INPUT)
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in ("torch", "triton", "cutlass", "cuda", "numpy"):
+                raise
+            _fail(f"{error.name} is not installed here; run: pip install 'dsparkgen[cuda]'", CANNOT_TELL)
 
     return run
 
@@ -66,10 +66,255 @@ def _fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def _working(what: str) -> Any:
+    return Console(stderr=True).status(what)
+
+
 @app.command()
 @_guarded
 def generate(models: Models = None, root: Root = None, specs: Specs = None, out: Out = None) -> None:
     """Render the kernels, write what changed, delete what no spec asks for."""
     roots = tree.find_roots(root, specs, out)
-    built = tree.build_tree(roots, only=models or ())
-    report.written(tree.write(built, roots), built, roots)
+    with _working("rendering"):
+        built = tree.build_tree(roots, only=models or ())
+        done = tree.write(built, roots)
+    report.written(done, built, roots)
+
+
+@app.command()
+@_guarded
+def check(
+    root: Root = None,
+    specs: Specs = None,
+    out: Out = None,
+    json_path: Json = None,
+    device: Annotated[
+        str | None, typer.Option("--evidence", metavar="GPU", help="Also demand a recorded run on this GPU's arch.")
+    ] = None,
+    style: Annotated[report.Style, typer.Option("--format", help="github: annotations for a workflow.")] = "text",
+) -> None:
+    """Compare the whole generated tree with specs and templates, and recorded runs with the kernels."""
+    roots = tree.find_roots(root, specs, out)
+    with _working("rendering"):
+        built = tree.build_tree(roots)
+        changes = tree.compare(built, roots)
+    faults, table = _evidence(built, roots)
+    if device is not None and not faults:
+        faults += _unverified(table, device, roots)
+    ok = not changes and not faults
+    if json_path is not None:
+        report.write_json(report.check_json(changes, faults, table, built, ok), json_path)
+    if str(json_path) != "-":
+        report.checked(changes, faults, table, built, roots, style)
+    raise typer.Exit(0 if ok else NO)
+
+
+@app.command()
+@_guarded
+def diff(
+    model: Annotated[str | None, typer.Argument(help="A model; default: the whole tree.")] = None,
+    against: Annotated[str | None, typer.Option(metavar="OTHER", help="Compare with this model instead.")] = None,
+    root: Root = None,
+    specs: Specs = None,
+    out: Out = None,
+) -> None:
+    """Print what regenerating would change, or how a model differs from another."""
+    if against is not None and model is None:
+        raise tree.UsageError("--against needs a MODEL to compare")
+    roots = tree.find_roots(root, specs, out)
+    with _working("rendering"):
+        built = tree.build_tree(roots)
+    for name in filter(None, (model, against)):
+        tree.require_spec(name, built.specs, roots)
+    if model is not None and against is not None:
+        text = tree.diff_models(built, model, against)
+    else:
+        text = tree.diff(built, roots, only=(model,) if model else ())
+    sys.stdout.write(text)
+    raise typer.Exit(NO if text else 0)
+
+
+@app.command()
+@_guarded
+def plan(
+    model: Model,
+    device: Annotated[str, typer.Option(metavar="GPU", help="A file of specs/devices.")] = "h200",
+    tp: Annotated[
+        str | None, typer.Option(metavar="LIST", help="TP sizes, such as 1,2,4; default: the spec's.")
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Request rows, such as 1,8; default: all slots.")
+    ] = None,
+    json_path: Json = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the residency picture here.")] = None,
+    root: Root = None,
+    specs: Specs = None,
+) -> None:
+    """Show the plan: tiles, residency by tier, bytes a position, and the floor in microseconds."""
+    from dsparkgen import plan as planner
+
+    roots = tree.find_roots(root, specs, specs)
+    all_specs, devices = tree.read_specs(roots.specs), tree.load_all_devices(roots)
+    tree.require_spec(model, all_specs, roots)
+    if device not in devices:
+        raise tree.UsageError(f"--device: expected one of {', '.join(devices)} (got {device})")
+    spec = all_specs[model]
+    planned = planner.plan_model(spec, devices)
+    slots = tuple(sorted({line.row_slots for line in planned.lines}))
+    asked = (
+        device,
+        _numbers("--tp", tp, spec.parallel.tp),
+        _numbers("--rows", rows, slots),
+    )
+    if json_path is not None:
+        report.write_json(planner.to_json(planned, *asked), json_path)
+    if svg is not None:
+        svg.write_text(planner.to_svg(planned, *asked), encoding="utf-8")
+    if str(json_path) != "-":
+        print(planner.render_text(planned, *asked))
+
+
+@app.command("compile")
+@_guarded
+def compile_(
+    models: Models = None,
+    arch: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Such as sm_90a,sm_100a; default: the spec's.")
+    ] = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every plan line and dtype pair, not the default selection.")
+    ] = False,
+    json_path: Json = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
+    root: Root = None,
+) -> None:
+    """Compile the generated kernels (no GPU needed) and show registers, spills and shared memory."""
+    from dsparkgen.compile import run_compile
+
+    roots = tree.find_roots(root)
+    names = _selected(models, roots)
+    archs = arch.split(",") if arch else None
+    raise typer.Exit(run_compile(roots.templates.parent, names, archs, all_, json_path, jobs))
+
+
+@app.command()
+@_guarded
+def verify(
+    models: Models = None,
+    record: Annotated[bool, typer.Option("--record", help="Write the evidence below benchmarks/results.")] = False,
+    json_path: Json = None,
+    root: Root = None,
+) -> None:
+    """Run the kernels on this machine's GPU against the reference."""
+    roots = tree.find_roots(root)
+    names = _selected(models, roots)
+    from dsparkgen.verify import run_verify
+
+    raise typer.Exit(run_verify(roots.templates.parent, names, record=record, json_path=json_path))
+
+
+@app.command()
+@_guarded
+def bench(
+    models: Models = None,
+    record: Annotated[bool, typer.Option("--record", help="Write the timings below benchmarks/results.")] = False,
+    json_path: Json = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an SVG plot here.")] = None,
+    root: Root = None,
+) -> None:
+    """Time the kernels on this machine's GPU beside the eager loop and the floor."""
+    roots = tree.find_roots(root)
+    names = _selected(models, roots)
+    from dsparkgen.bench import run_bench
+
+    raise typer.Exit(run_bench(roots.templates.parent, names, record=record, json_path=json_path, plot_path=plot))
+
+
+@app.command("list")
+@_guarded
+def list_(root: Root = None, specs: Specs = None, out: Out = None) -> None:
+    """List the models with their kernels, archs and evidence."""
+    roots = tree.find_roots(root, specs, out)
+    with _working("rendering"):
+        built = tree.build_tree(roots)
+    faults, table = _evidence(built, roots)
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    report.models(built.specs, table)
+
+
+@app.command()
+@_guarded
+def vendor(
+    model: Model,
+    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder that becomes the package.")],
+    root: Root = None,
+    specs: Specs = None,
+    out: Out = None,
+) -> None:
+    """Copy one model's kernels out, importable without this tool under any package name."""
+    roots = tree.find_roots(root, specs, out)
+    with _working("rendering"):
+        built = tree.build_tree(roots)
+    tree.require_spec(model, built.specs, roots)
+    for name in tree.vendor(built, model, roots.templates, to):
+        print(show_path(to / name))
+
+
+@app.command("schema")
+@_guarded
+def schema_(
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it here instead of printing it.")] = None,
+) -> None:
+    """Print the JSON Schema of the spec format."""
+    if out is None:
+        sys.stdout.write(schema.schema_text())
+    else:
+        out.write_text(schema.schema_text(), encoding="utf-8")
+
+
+@app.command()
+@_guarded
+def doctor(root: Root = None, specs: Specs = None, out: Out = None) -> None:
+    """Report versions, folders and GPU of this machine."""
+    roots = tree.find_roots(root, specs, out)
+    all_specs, devices = tree.read_specs(roots.specs), tree.load_all_devices(roots)
+    if not report.environment(roots, len(all_specs), tuple(devices)):
+        raise typer.Exit(BAD_INPUT)
+
+
+def _selected(models: list[str] | None, roots: tree.Roots) -> list[str]:
+    """The models asked for, or all; each with a spec."""
+    specs = tree.read_specs(roots.specs)
+    for name in models or ():
+        tree.require_spec(name, specs, roots)
+    return list(models or specs)
+
+
+def _numbers(option: str, text: str | None, known: Sequence[int]) -> tuple[int, ...]:
+    """`1,2,4` as numbers, each one that the plan has."""
+    if text is None:
+        return tuple(known)
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) in known for part in parts):
+        raise tree.UsageError(f"{option}: expected numbers out of {','.join(map(str, known))} (got {text})")
+    return tuple(map(int, parts))
+
+
+def _evidence(built: tree.Tree, roots: tree.Roots) -> tuple[list[str], list[evidence.KernelState]]:
+    """Faults of the recorded runs, and, where there are none, the state of every kernel on every arch."""
+    kernels = built.manifest["kernels"]
+    faults = evidence.problems(roots.results, kernels)
+    archs = {name: spec.emit.archs for name, spec in built.specs.items()}
+    return faults, [] if faults else evidence.states(roots.results, kernels, archs)
+
+
+def _unverified(table: Sequence[evidence.KernelState], device: str, roots: tree.Roots) -> list[str]:
+    devices = tree.load_all_devices(roots)
+    if device not in devices:
+        raise tree.UsageError(f"--evidence: expected one of {', '.join(devices)} (got {device})")
+    return [
+        f"{line.model}/{line.kernel}: expected a recorded run on {line.arch} with this code (got {line.state}); "
+        f"run on a {device}: dsparkgen verify {line.model} --record"
+        for line in evidence.missing(table, devices[device].arch)
+    ]

@@ -267,15 +267,24 @@ def read_document(path: Path, *, shown: str | None = None) -> Document:
         InvalidFile: Not readable, not UTF-8, empty, not TOML, or a key given twice.
     """
     file = shown if shown is not None else show_path(path)
-
-    def refuse(message: str, line: int = 1, column: int = 1) -> InvalidFile:
-        return InvalidFile([Problem(file, line, column, "", message)])
-
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise refuse(f"cannot be read: {error.strerror or error}") from None
+        raise InvalidFile([Problem(file, 1, 1, "", f"cannot be read: {error.strerror or error}")]) from None
+    return parse_document(raw, file)
+
+
+def parse_document(raw: bytes, file: str) -> Document:
+    """Parse the bytes of a TOML file that errors name `file`.
+
+    Raises:
+        InvalidFile: Not UTF-8, empty, not TOML, or a key given twice.
+    """
+
+    def refuse(message: str, line: int = 1, column: int = 1) -> InvalidFile:
+        return InvalidFile([Problem(file, line, column, "", message)])
+
     if len(raw) > MAX_FILE_BYTES:
         raise refuse(f"expected a TOML file of at most {MAX_FILE_BYTES} bytes (got more)")
     try:
@@ -503,7 +512,8 @@ def _line_column(text: str, offset: int) -> tuple[int, int]:
 def _toml_error(error: ValueError, text: str) -> tuple[str, int, int]:
     """Message, line and column of a tomllib error; its position stands in its message."""
     if not isinstance(error, tomllib.TOMLDecodeError):
-        return "an integer has too many digits", 1, 1
+        digits = re.search(r"[0-9_]{1000,}", text)
+        return "an integer has too many digits", *_line_column(text, digits.start() if digits else 0)
     message = str(error)
     match = _POSITION.search(message)
     if match is None:

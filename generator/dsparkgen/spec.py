@@ -258,63 +258,53 @@ def _packet_needed(spec: Any) -> Broken:
 
 
 # What each kernel of this generator can serve. A spec may describe more than today's kernels compute; a listed kernel
-# that would compute something else is an error at the field that it cannot serve.
+# that would compute something else is an error at the field that it cannot serve. Each limit is (location, what the
+# field must be, what it is).
+
+Limits = Iterator[tuple[Location, str, object]]
 
 
-def _only(kernel: str, spec: Any, where: tuple[str, ...], allowed: tuple[object, ...]) -> Broken:
-    value = spec
-    for part in where:
-        value = getattr(value, part)
-    if value not in allowed:
-        yield where, f"the {kernel} kernel supports {' or '.join(map(show, allowed))} only (got {show(value)})"
+def _noise_limits(spec: Any) -> Limits:
+    yield from _must_be(spec, ("vocabulary", "d2t"), False)
+    yield from _must_be(spec, ("noise", "scheme"), "murmur3_32")
 
 
-def _noise_kernel(spec: Any) -> Broken:
-    yield from _only("noise", spec, ("noise", "scheme"), ("murmur3_32",))
-    yield from _only("noise", spec, ("noise", "step_mix"), (True,))
-    yield from _only("noise", spec, ("vocabulary", "d2t"), (False,))
-
-
-def _fused_kernel(spec: Any) -> Broken:
-    yield from _scores("fused", spec)
-    yield from _only("fused", spec, ("noise", "scheme"), ("murmur3_32",))
-    yield from _only("fused", spec, ("noise", "step_mix"), (True,))
-
-
-def _chain_kernel(spec: Any) -> Broken:
-    yield from _scores("chain", spec)
-    rank = spec.markov.rank_dim
-    if rank % 32:
-        yield ("markov", "rank_dim"), f"the chain kernel needs a multiple of 32 (got {rank})"
-    kernels = spec.emit.kernels
-    for name, use in (("noise", "draws its noise with"), ("fused", "leaves larger batches to")):
-        if name not in kernels:
-            yield ("emit", "kernels"), f'the chain kernel {use} the {name} kernel: add "{name}"'
-    yield from _only("chain", spec, ("parallel", "exchange"), ("mailbox",))
-
-
-def _scores(kernel: str, spec: Any) -> Broken:
-    """Limits of the kernels that compute scores themselves."""
-    yield from _only(kernel, spec, ("markov", "head_type"), ("vanilla",))
-    yield from _only(kernel, spec, ("markov", "bias_rounding"), ("bf16",))
-    yield from _only(kernel, spec, ("logits", "transform", "placement"), ("none",))
-    yield from _only(kernel, spec, ("vocabulary", "d2t"), (False,))
-    if spec.vocabulary.sampling_limit != spec.vocabulary.target:
-        yield (
-            ("vocabulary", "sampling_limit"),
-            f"the {kernel} kernel supports vocabulary.target, {spec.vocabulary.target}, only "
-            f"(got {spec.vocabulary.sampling_limit})",
-        )
+def _fused_limits(spec: Any) -> Limits:
+    yield from _noise_limits(spec)
+    yield from _must_be(spec, ("markov", "head_type"), "vanilla")
+    yield from _must_be(spec, ("markov", "bias_rounding"), "bf16")
+    yield from _must_be(spec, ("logits", "transform", "placement"), "none")
     if not spec.logits.cache_dtypes:
-        yield ("logits", "cache_dtypes"), f"the {kernel} kernel needs a logits cache (got none: greedy drafts)"
+        yield ("logits", "cache_dtypes"), "a list with an item", ()
 
 
-KERNELS: dict[str, Callable[[Any], Broken]] = {
-    "noise": _noise_kernel,
-    "chain": _chain_kernel,
-    "fused": _fused_kernel,
+def _chain_limits(spec: Any) -> Limits:
+    yield from _fused_limits(spec)
+    yield from _must_be(spec, ("parallel", "exchange"), "mailbox")
+    limit, target = spec.vocabulary.sampling_limit, spec.vocabulary.target
+    if limit < target:
+        yield ("vocabulary", "sampling_limit"), f"vocabulary.target, {target},", limit
+    if spec.markov.rank_dim % 32:
+        yield ("markov", "rank_dim"), "a multiple of 32", spec.markov.rank_dim
+
+
+def _must_be(spec: Any, where: tuple[str, ...], value: object) -> Limits:
+    found = spec
+    for part in where:
+        found = getattr(found, part)
+    if found != value:
+        yield where, show(value), found
+
+
+KERNELS: dict[str, Callable[[Any], Limits]] = {
+    "noise": _noise_limits,
+    "chain": _chain_limits,
+    "fused": _fused_limits,
 }
-"""The kernels that this generator has a template for, each with the check of what it can serve."""
+"""The kernels that this generator has a template for, each with what it cannot serve."""
+
+NEEDS = {"chain": ("noise", "fused")}
+"""Kernels that another one relies on: the chain draws from the noise kernel and leaves larger batches to the fused loop."""
 
 
 def _kernels_exist(spec: Any) -> Broken:
@@ -326,14 +316,23 @@ def _kernels_exist(spec: Any) -> Broken:
             )
 
 
-def _served(kernel: str) -> Callable[[Any], Broken]:
-    """A rule: the kernel, if listed, can serve the spec."""
+def _kernels_needed(spec: Any) -> Broken:
+    for kernel in spec.emit.kernels:
+        for other in NEEDS.get(kernel, ()):
+            if other not in spec.emit.kernels:
+                got = show(spec.emit.kernels)
+                yield ("emit", "kernels"), f"must list {show(other)}, which the {kernel} kernel relies on (got {got})"
 
-    def rule(spec: Any) -> Broken:
-        if kernel in spec.emit.kernels:
-            yield from KERNELS[kernel](spec)
 
-    return rule
+def _kernels_serve(spec: Any) -> Broken:
+    served: dict[tuple[Location, str, str], list[str]] = {}
+    for kernel in spec.emit.kernels:
+        for where, expected, found in KERNELS[kernel](spec) if kernel in KERNELS else ():
+            served.setdefault((where, expected, show(found)), []).append(kernel)
+    for (where, expected, got), kernels in served.items():
+        *first, last = sorted(kernels)
+        names = f"{', '.join(first)} and {last} kernels" if first else f"{last} kernel"
+        yield where, f"must be {expected} for the {names} (got {got})"
 
 
 class ModelSpec(Table):
@@ -353,7 +352,8 @@ class ModelSpec(Table):
         _packet,
         _packet_needed,
         _kernels_exist,
-        *map(_served, KERNELS),
+        _kernels_needed,
+        _kernels_serve,
     )
 
     format: Literal[1] = Field(description="Version of this format.")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from dsparkgen import __version__
 from dsparkgen.device import DeviceSpec, read_devices
 from dsparkgen.digest import kernel_digest
-from dsparkgen.locate import InvalidFile, Problem, read_document, show, show_path
+from dsparkgen.locate import read_document, show, show_path
 from dsparkgen.render import CODEGEN, PACKAGE, inputs_digest, render, render_package, template_digest
 from dsparkgen.spec import ModelSpec, read_specs
 
@@ -35,8 +35,8 @@ class FormatterError(Exception):
     """Ruff is missing, has another version, or refuses a file."""
 
 
-class NoRoot(Exception):
-    """There is no folder with specs and templates, or none that may be written to."""
+class UsageError(Exception):
+    """A verb was asked for something that does not exist, or not told where things are."""
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ def find_roots(root: Path | None = None, specs: Path | None = None, out: Path | 
         out: Source root to generate into. Default: the root's generated/, for private specs required.
 
     Raises:
-        NoRoot: No such folder, or nowhere to write.
+        UsageError: No such folder, or nowhere to write.
     """
     base = root.absolute() if root else next(filter(_is_root, [Path.cwd(), *Path.cwd().parents]), SHIPPED)
     if not _is_root(base):
-        raise NoRoot(f"expected a folder with specs/ and templates/ (got {show_path(base)}); give it by --root")
+        raise UsageError(f"expected a folder with specs/ and templates/ (got {show_path(base)}); give it by --root")
     if specs is not None and not specs.is_dir():
-        raise NoRoot(f"--specs: expected a folder (got {show_path(specs)})")
+        raise UsageError(f"--specs: expected a folder (got {show_path(specs)})")
     if out is None and (specs is not None or base == SHIPPED):
         why = "private specs" if specs is not None else "specs of an installed package"
-        raise NoRoot(f"{why} need --out, the source root to generate into")
+        raise UsageError(f"{why} need --out, the source root to generate into")
     devices = (base / "specs" / "devices",) + ((specs / "devices",) if specs is not None else ())
     results = (base if specs is None else specs) / "benchmarks" / "results"
     return Roots(base / "templates", specs or base / "specs", devices, out or base / "generated", results)
@@ -117,18 +117,15 @@ def build_tree(roots: Roots, *, only: Sequence[str] = ()) -> Tree:
         only: Models to bring up to date; the files of others stay as they are on disk. Default: all.
 
     Raises:
-        InvalidFile: A spec or device file is invalid, or `only` names a model without a spec.
+        InvalidFile: A spec or device file is invalid.
+        UsageError: `only` names a model without a spec.
         TemplateError: A template fails.
         FormatterError: Ruff is missing, has another version, or refuses a file.
     """
     specs = read_specs(roots.specs)
     devices = load_all_devices(roots)
     for name in only:
-        if name not in specs:
-            close = difflib.get_close_matches(name, specs, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; models: {', '.join(specs) or 'none'}"
-            folder = show_path(roots.specs)
-            raise InvalidFile([Problem(f"{folder}/{name}.toml", 1, 1, "", f"no such spec{hint}")])
+        require_spec(name, specs, roots)
     source = {}
     for spec in specs.values():
         source |= render(spec, devices, templates=roots.templates)
@@ -141,6 +138,14 @@ def build_tree(roots: Roots, *, only: Sequence[str] = ()) -> Tree:
         files = {name: text for name, text in files.items() if text is not None}
     files[MANIFEST] = _manifest(specs, devices, roots, files)
     return Tree(specs, files)
+
+
+def require_spec(name: str, specs: Mapping[str, ModelSpec], roots: Roots) -> None:
+    """Raise UsageError, with a suggestion, unless a model has a spec."""
+    if name not in specs:
+        close = difflib.get_close_matches(name, specs, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"models: {', '.join(specs) or 'none'}"
+        raise UsageError(f"{show_path(roots.specs)}/{name}.toml: no such spec; {hint}")
 
 
 def load_all_devices(roots: Roots) -> dict[str, DeviceSpec]:
