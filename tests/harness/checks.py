@@ -1,0 +1,546 @@
+"""What `dsparkgen verify` and tests/kernels check of generated kernels on a GPU.
+
+Every check takes a generated model (its `config`, and `module(name)` for noise, chain, fused, launch), draws fresh random
+inputs, poisons outputs first, and raises CheckFailed with the first difference in words, or returns what it covered.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+from . import engine_math
+from .cases import POISON_LOGIT, Case, Layout, exact_weights, random_case
+from .eager import EagerLoop
+from .oracle import oracle, prefix_agreement, same_bits, why_unequal
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+MAX_REQS = 11  # request states: more than rows, so that some stay unused
+FUSED_ROWS = (9, 17, 33)  # beyond the chain: the fused loop's second and third tile of 16 rows, and one row over
+LAYOUTS: tuple[Layout, ...] = ("plain", "odd", "steps_first")
+SEEDS = (0, -1, 1, 42, 2**31, 2**32, -(2**63), 2**63 - 1)
+# Sample positions whose noise is extreme for request seed 42: hash 0 at token 95872, hash 2^32 - 1 (u rounds to 1) at 114765.
+POSITIONS = (1, 49061, 17057, 2**31, 2**32 + 7)
+TIE_LOGIT = 30_000.0  # a bf16 step is 128 there, so that every bias rounds away
+AGREEMENT = 0.999  # of positions whose prefix agreed, with weights whose biases may differ in their last bit
+ORACLE_EVERY = 1000  # graph replays between two comparisons with the oracle; the others compare chain with fused
+
+
+class CheckFailed(AssertionError):
+    """Results differ from the contract; the message names each kernel's first difference and its inputs.
+
+    ``failures`` holds the messages by kernel, ``covered`` what was covered for the kernels that are not among them.
+    """
+
+    def __init__(self, failures: Mapping[str, str], covered: Any = None) -> None:
+        super().__init__("; ".join(f"{kernel}: {message}" for kernel, message in failures.items()))
+        self.failures, self.covered = dict(failures), covered
+
+
+class Product(Protocol):
+    """A generated model."""
+
+    @property
+    def config(self) -> Any: ...
+
+    def module(self, name: str) -> Any: ...
+
+    def has(self, kernel: str) -> bool: ...
+
+
+Sample = Callable[[Case], None]
+
+
+@dataclass
+class Subject:
+    """The samplers of one model for one pair of dtypes, on one set of weights."""
+
+    product: Product
+    base: str
+    cache: str
+    device: torch.device
+    weights: tuple[torch.Tensor, torch.Tensor]
+    forks: int = field(default=0, init=False)
+    failures: dict[str, str] = field(default_factory=dict, init=False)  # first failure of each kernel in this check
+
+    @cached_property
+    def chain(self) -> Any:
+        """The chain's sampler, or None where the model has no chain kernel."""
+        if not self.product.has("chain"):
+            return None
+        return self.product.module("launch").ChainSampler(
+            *self.weights, max_reqs=MAX_REQS, cache_dtype=DTYPES[self.cache]
+        )
+
+    @cached_property
+    def fused(self) -> Any:
+        """The fused loop for `MAX_REQS` request states, or None where the model has none."""
+        return self.fused_loop(MAX_REQS)
+
+    def fused_loop(self, max_reqs: int) -> Any:
+        """A fused loop for a number of request states, or None where the model has none."""
+        if not self.product.has("fused"):
+            return None
+        return self.product.module("fused").FusedLoop(*self.weights, max_reqs=max_reqs)
+
+    def samplers(self, case: Case) -> Iterator[tuple[str, Sample]]:
+        """The kernels that take this case and have not failed yet, by name."""
+        if self.chain is not None and self.chain.supports(case.rows, case.base_logits):
+            if "chain" not in self.failures:
+                yield "chain", self._sample_chain
+        if self.fused is not None and "fused" not in self.failures:
+            yield "fused", self._sample_fused
+
+    def conclude(self, covered: Any) -> Any:
+        """End a check: raise CheckFailed with what failed, or return what was covered."""
+        failures, self.failures = self.failures, {}
+        if failures:
+            raise CheckFailed(failures, covered)
+        return covered
+
+    def _sample_chain(self, case: Case) -> None:
+        # Every other call draws its noise ahead on the side stream.
+        self.forks += 1
+        if self.forks % 2:
+            self.chain.fork_noise(case.idx_mapping, case.sample_pos, case.temperature, case.seeds, case.rows)
+        self.chain.sample(*case.call_arguments, query_per_row=case.query_per_row)
+
+    def _sample_fused(self, case: Case) -> None:
+        loop = self.fused if case.max_reqs == MAX_REQS else self.fused_loop(case.max_reqs)
+        loop.sample(*case.call_arguments, query_per_row=case.query_per_row)
+
+
+# --- noise ---
+
+
+def check_noise(product: Product, device: torch.device, *, batches: int, seed: int) -> dict[str, Any]:
+    """Noise of random samples and vocabulary shards, to the bit; what must stay untouched stays so."""
+    config, draw = product.config, product.module("noise").draw_noise
+    rng = random.Random(seed)
+    steps, vocab = config.NUM_STEPS, config.VOCAB_SIZE
+    compared = 0
+    for batch in range(batches):
+        rows = 1 + batch % config.MAX_ROWS
+        tp = config.TP_SIZES[batch % len(config.TP_SIZES)]
+        width = -(-vocab // tp)
+        start = width * rng.randrange(tp)
+        width = max(1, min(width, vocab - start))
+        samples = rows * steps
+        states = [rng.choice([-1, *range(MAX_REQS)]) for _ in range(samples)]
+        positions = [rng.choice([*POSITIONS, rng.randrange(1, 1 << 20)]) for _ in range(samples)]
+        heats = [rng.choice([0.0, 0.5, 1.0]) for _ in range(MAX_REQS)]
+        seeds = [rng.choice([*SEEDS, rng.randrange(-(2**63), 2**63)]) for _ in range(MAX_REQS)]
+        pitch = -(-width // 4) * 4 + 4 * rng.randrange(3)
+        out = torch.full((samples + 1, pitch), POISON_LOGIT, device=device)
+        draw(
+            out,
+            torch.tensor(states, device=device),
+            torch.tensor(positions, device=device),
+            torch.tensor(heats, device=device),
+            torch.tensor(seeds, device=device),
+            num_samples=samples,
+            vocab_start=start,
+            width=width,
+        )
+        for sample, state in enumerate(states):
+            where = f"batch {batch}, sample {sample}, ids {start} to {start + width - 1}"
+            if state < 0 or heats[state] == 0.0:
+                if not bool((out[sample] == POISON_LOGIT).all()):
+                    raise CheckFailed({"noise": f"{where}: expected an unused row untouched"})
+                continue
+            mixed = seeds[state] ^ ((sample % steps) << 32) if config.STEP_MIX else seeds[state]
+            key = positions[sample] - 1 + config.DRAFT_SALT
+            want = engine_math.noise(mixed, key, start + width, device)[start:]
+            if not same_bits(out[sample, :width], want):
+                column = int(torch.nonzero(out[sample, :width] != want)[0])
+                got = f"{float(out[sample, column])!r}, expected {float(want[column])!r}"
+                raise CheckFailed({"noise": f"{where}: seed {mixed}, key {key}, id {start + column}: got {got}"})
+            compared += width
+            if not bool((out[sample, -(-width // 4) * 4 :] == POISON_LOGIT).all()):
+                raise CheckFailed({"noise": f"{where}: expected the columns beyond the padding untouched"})
+        if not bool((out[samples] == POISON_LOGIT).all()):
+            raise CheckFailed({"noise": f"batch {batch}: expected the row after the last sample untouched"})
+    return {"batches": batches, "values": compared}
+
+
+# --- chain and fused, to the bit ---
+
+
+def check_bitwise(subject: Subject, *, batches: int, seed: int) -> dict[str, Any]:
+    """Tokens and whole caches of random batches equal the oracle's to the bit; ``subject`` has exact weights.
+
+    Row counts go round from 1 to the model's maximum. Batches mix padding rows, temperatures, ties, NaN, infinities,
+    strided and misaligned base logits and caches, wider caches, states that differ by position, and extreme seeds.
+    """
+    rng = random.Random(seed)
+    rows = range(1, subject.product.config.MAX_ROWS + 1)
+    for batch in range(batches):
+        compare(subject, vary(subject, rng, rows[batch % len(rows)], seed=rng.randrange(2**31)), f"batch {batch}")
+    return subject.conclude(
+        {"batches": batches, "rows": f"1..{len(rows)}", "base": subject.base, "cache": subject.cache}
+    )
+
+
+def check_directed(subject: Subject, *, seed: int) -> dict[str, Any]:
+    """Inputs of known trouble, each named; ``subject`` has exact weights."""
+    covered = []
+    for name, case in directed_cases(subject, seed):
+        compare(subject, case, name)
+        covered.append(name)
+    for rows in FUSED_ROWS if subject.fused is not None else ():
+        case = _case(subject, rows, seed=seed + rows, max_reqs=max(FUSED_ROWS), padding_rows=rows // 4)
+        compare(subject, case, f"{rows} rows")
+    return subject.conclude({"cases": covered, "base": subject.base, "cache": subject.cache})
+
+
+def compare(subject: Subject, case: Case, name: str) -> None:
+    """Run every kernel that takes the case, compare both outputs with the oracle to the bit, and note what differs."""
+    want_tokens, want_cache = oracle(case)
+    for kernel, sample in subject.samplers(case):
+        got = case.with_fresh_outputs()
+        sample(got)
+        if torch.equal(got.draft_tokens, want_tokens) and same_bits(got.logits_cache, want_cache):
+            continue
+        reason = why_unequal(case, got.draft_tokens, got.logits_cache)
+        subject.failures[kernel] = (
+            f"base {subject.base}, cache {subject.cache}, {case.rows} rows, {name}: "
+            f"{reason or 'a second comparison finds no difference: the oracle is not stable'}"
+        )
+
+
+def _case(subject: Subject, rows: int, *, seed: int, **options: Any) -> Case:
+    config = subject.product.config
+    options.setdefault("max_reqs", MAX_REQS)
+    return random_case(
+        config.VOCAB_SIZE,
+        config.RANK_DIM,
+        config.NUM_STEPS,
+        rows,
+        seed=seed,
+        base_dtype=DTYPES[subject.base],
+        cache_dtype=DTYPES[subject.cache],
+        device=subject.device,
+        weights=subject.weights,
+        sampling_limit=config.SAMPLING_LIMIT,
+        **options,
+    ).replace(draft_salt=config.DRAFT_SALT, step_mix=config.STEP_MIX)
+
+
+def vary(subject: Subject, rng: random.Random, rows: int, *, seed: int) -> Case:
+    """A random case with a random selection of features."""
+    config = subject.product.config
+    steps, vocab = config.NUM_STEPS, config.VOCAB_SIZE
+    layout = rng.choice(LAYOUTS)
+    case = _case(
+        subject,
+        rows,
+        seed=seed,
+        layout=layout,
+        padding_rows=rng.choice([0, 0, rng.randrange(rows + 1)]),
+        query_per_row=rng.choice([steps, 1, steps + 2]),
+        cache_columns=vocab + rng.choice([0, 5, 8]),
+        temperatures=rng.choice([(0.0,), (1.0,), (0.0, 0.9), (0.0, 1.0, 0.7, 1.3, 0.05)]),
+    )
+    for index in range(rng.randrange(4)):
+        case.seeds[rng.randrange(MAX_REQS)] = rng.choice(SEEDS)
+        case.sample_pos[rng.randrange(rows * steps)] = POSITIONS[index]
+    if rng.random() < 0.3:
+        _states_by_position(case, rng)
+    for _ in range(rng.choice([0, 0, 1, 2, 3])):
+        rng.choice(SPOILERS)(case.base_logits[rng.randrange(rows), rng.randrange(steps)], rng)
+    return case
+
+
+def _states_by_position(case: Case, rng: random.Random) -> None:
+    """Give the live rows another permutation of request states at each position."""
+    states = case.idx_mapping.view(case.rows, case.num_steps)
+    live = int((states[:, 0] >= 0).sum())
+    for step in range(case.num_steps):
+        drawn = rng.sample(range(case.max_reqs), live)
+        states[:live, step] = torch.tensor(drawn, dtype=torch.int64, device=case.device)
+
+
+def _some(column: torch.Tensor, rng: random.Random) -> list[int]:
+    """A few ids, some of them on the borders of 16-row tiles."""
+    vocab = len(column)
+    drawn = [rng.randrange(vocab) for _ in range(rng.randrange(2, 8))]
+    border = 16 * rng.randrange(1, max(2, vocab // 16))
+    return [*drawn, min(border - 1, vocab - 1), min(border, vocab - 1)]
+
+
+def _ties(column: torch.Tensor, rng: random.Random) -> None:
+    column[_some(column, rng)] = TIE_LOGIT
+
+
+def _flat(column: torch.Tensor, rng: random.Random) -> None:
+    column.fill_(rng.choice([0.0, -0.0, TIE_LOGIT, -TIE_LOGIT]))
+
+
+def _negative(column: torch.Tensor, rng: random.Random) -> None:
+    column.copy_(-column.abs() - 100.0)
+
+
+def _nan(column: torch.Tensor, rng: random.Random) -> None:
+    column[_some(column, rng)] = float("nan")
+
+
+def _all_nan(column: torch.Tensor, rng: random.Random) -> None:
+    column.fill_(float("nan"))
+
+
+def _masked(column: torch.Tensor, rng: random.Random) -> None:
+    column.fill_(float("-inf"))
+
+
+def _almost_masked(column: torch.Tensor, rng: random.Random) -> None:
+    keep = _some(column, rng)
+    kept = column[keep].clone()
+    column.fill_(float("-inf"))
+    column[keep] = kept
+
+
+def _infinite(column: torch.Tensor, rng: random.Random) -> None:
+    column[_some(column, rng)] = float("inf")
+
+
+SPOILERS = (_ties, _flat, _negative, _nan, _all_nan, _masked, _almost_masked, _infinite)
+
+
+def directed_cases(subject: Subject, seed: int) -> Iterator[tuple[str, Case]]:
+    """Named cases of trouble that is known from other samplers."""
+    rows = subject.product.config.MAX_ROWS
+    vocab = subject.product.config.VOCAB_SIZE
+    rng = random.Random(seed)
+    every = slice(None)
+
+    def greedy(**options: Any) -> Case:
+        return _case(subject, rows, seed=seed, temperatures=(0.0,), **options)
+
+    case = greedy()
+    case.base_logits[every] = TIE_LOGIT
+    yield "all logits equal: token 0", case
+    for left, right in ((15, 16), (vocab // 2 - 1, vocab // 2), (vocab - 2, vocab - 1), (0, vocab - 1)):
+        case = greedy()
+        case.base_logits[:, :, [left, right]] = TIE_LOGIT
+        yield f"equal maxima at {left} and {right}", case
+    case = greedy()
+    case.base_logits[:, :, vocab - 1] = TIE_LOGIT
+    yield "the last id wins", case
+    case = _case(subject, rows, seed=seed)
+    case.base_logits[every] = float("-inf")
+    yield "all masked", case
+    case = _case(subject, rows, seed=seed)
+    case.base_logits[every] = float("nan")
+    yield "all NaN", case
+    for column in (0, 5, 17, vocab - 1):
+        case = _case(subject, rows, seed=seed)
+        case.base_logits[0, :, column] = float("nan")
+        yield f"one NaN at {column} in one row", case
+    case = _case(subject, rows, seed=seed, padding_rows=rows)
+    yield "padding rows only", case
+    case = _case(subject, rows, seed=seed, padding_rows=rows // 2)
+    unused = sorted(set(range(MAX_REQS)) - set(case.idx_mapping.tolist()))
+    case.temperature[unused] = float("nan")
+    yield "NaN temperatures of states that no row has", case
+    case = _case(subject, rows, seed=seed, temperatures=(1.0,))
+    case.seeds.fill_(42)
+    case.sample_pos.view(rows, -1)[:, 0] = torch.tensor(
+        [rng.choice(POSITIONS[1:3]) for _ in range(rows)], device=subject.device
+    )
+    yield "extreme noise", case
+    case = _case(subject, rows, seed=seed, temperatures=(1.0,))
+    case.sample_pos += 2**32
+    yield "positions beyond 32 bits", case
+
+
+def check_seed_dependence(subject: Subject, *, seed: int) -> dict[str, Any]:
+    """Tokens depend on seed, position and token alone: not on the batch's other rows, its order, or torch's generator."""
+    rows = subject.product.config.MAX_ROWS
+    steps = subject.product.config.NUM_STEPS
+    case = _case(subject, rows, seed=seed, temperatures=(0.9,))
+    for kernel, sample in subject.samplers(case):
+        whole = case.with_fresh_outputs()
+        sample(whole)
+        for row in range(rows):
+            part = slice(row * steps, (row + 1) * steps)
+            torch.rand(7, device=subject.device)
+            alone = case.replace(
+                base_logits=case.base_logits[row : row + 1],
+                input_ids=case.input_ids[row * case.query_per_row :],
+                idx_mapping=case.idx_mapping[part],
+                sample_pos=case.sample_pos[part],
+            ).with_fresh_outputs()
+            sample(alone)
+            got, want = alone.draft_tokens[0].tolist(), whole.draft_tokens[row].tolist()
+            if got != want:
+                subject.failures[kernel] = f"row {row} alone draws {got}, in a batch of {rows} rows {want}"
+    return subject.conclude({"rows": rows})
+
+
+# --- agreement with the engine's loop ---
+
+
+def check_agreement(subject: Subject, *, batches: int, seed: int) -> dict[str, Any]:
+    """With random weights, tokens agree with the eager loop in more than 99.9 % of positions whose prefix agreed."""
+    rows = subject.product.config.MAX_ROWS
+    counts: dict[str, list[int]] = {}
+    for batch in range(batches):
+        case = _case(subject, rows, seed=seed + batch)
+        eager = case.with_fresh_outputs()
+        EagerLoop(eager)()
+        for kernel, sample in subject.samplers(case):
+            got = case.with_fresh_outputs()
+            sample(got)
+            agreeing, compared = prefix_agreement(got.draft_tokens[:rows], eager.draft_tokens[:rows])
+            count = counts.setdefault(kernel, [0, 0])
+            count[0] += agreeing
+            count[1] += compared
+    for kernel, (agreeing, compared) in counts.items():
+        if agreeing <= AGREEMENT * compared:
+            subject.failures[kernel] = (
+                f"base {subject.base}, cache {subject.cache}: {agreeing} of {compared} positions agree with the eager "
+                f"loop, expected more than {AGREEMENT:.1%}"
+            )
+    return subject.conclude({kernel: {"agreeing": pair[0], "positions": pair[1]} for kernel, pair in counts.items()})
+
+
+# --- CUDA graphs ---
+
+
+def check_graph(
+    subject: Subject, *, replays: int, seed: int, oracle_every: int = ORACLE_EVERY, rows: int | None = None
+) -> dict[str, Any]:
+    """One captured graph, replayed with other seeds, positions, temperatures, anchors, base logits and padding.
+
+    Each replay compares the kernels with each other to the bit, on the device; every ``oracle_every``-th, and the first
+    three, with the oracle. ``subject`` has exact weights.
+    """
+    rows = subject.product.config.MAX_ROWS if rows is None else rows
+    case = _case(subject, rows, seed=seed)
+    graphs: dict[str, tuple[torch.cuda.CUDAGraph, Case]] = {}
+    if subject.chain is not None:
+        subject.chain.warmup()
+    if subject.fused is not None:
+        subject.fused.warmup(DTYPES[subject.cache])
+    for kernel, sample in subject.samplers(case):
+        mine = case.with_fresh_outputs()
+        subject.forks = 0  # the next chain call forks its noise: the side stream is captured too
+        torch.cuda.synchronize(subject.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            sample(mine)
+        graphs[kernel] = (graph, mine)
+    generator = torch.Generator(subject.device).manual_seed(seed)
+    rng = random.Random(seed)
+    different = torch.zeros((), dtype=torch.int64, device=subject.device)
+    for replay in range(replays):
+        _refill(case, generator, rng)
+        for graph, mine in graphs.values():
+            mine.poison()
+            graph.replay()
+        if replay < 3 or replay % oracle_every == 0:
+            _compare_replay(subject, case, graphs, replay)
+        elif len(graphs) > 1:
+            first, *others = (mine for _, mine in graphs.values())
+            for other in others:
+                different += (first.draft_tokens != other.draft_tokens).sum()
+                # Bits, so that NaN equals NaN.
+                kind = torch.int16 if first.logits_cache.element_size() == 2 else torch.int32
+                different += (first.logits_cache.view(kind) != other.logits_cache.view(kind)).sum()
+    if int(different) and not subject.failures:
+        text = f"{int(different)} values differ between {' and '.join(graphs)} over {replays} replays"
+        subject.failures |= {kernel: f"base {subject.base}, cache {subject.cache}: {text}" for kernel in graphs}
+    return subject.conclude({"replays": replays, "rows": rows, "kernels": sorted(graphs)})
+
+
+def _refill(case: Case, generator: torch.Generator, rng: random.Random) -> None:
+    """New inputs in the captured tensors. Runs on the device without waiting for it."""
+    rows, steps, vocab = case.base_logits.shape
+    case.base_logits.normal_(0.0, 3.0, generator=generator)
+    case.input_ids.random_(0, vocab, generator=generator)
+    case.sample_pos.random_(1, 100_000, generator=generator)
+    case.seeds.random_(-(2**63), 2**63 - 1, generator=generator)
+    case.temperature.uniform_(-0.5, 1.5, generator=generator).clamp_(min=0.0)
+    states = torch.tensor(rng.sample(range(case.max_reqs), rows), dtype=torch.int64)
+    live = rng.choice([rows, rng.randrange(rows + 1)])
+    states[live:] = -1
+    case.idx_mapping.copy_(states.repeat_interleave(steps))
+    if live < rows:
+        case.input_ids[live * case.query_per_row :] = vocab + rng.randrange(1 << 20)
+
+
+def _compare_replay(
+    subject: Subject, case: Case, graphs: Mapping[str, tuple[torch.cuda.CUDAGraph, Case]], replay: int
+) -> None:
+    want_tokens, want_cache = oracle(case)
+    for kernel, (_, mine) in graphs.items():
+        if not (torch.equal(mine.draft_tokens, want_tokens) and same_bits(mine.logits_cache, want_cache)):
+            reason = why_unequal(case, mine.draft_tokens, mine.logits_cache)
+            subject.failures.setdefault(kernel, f"graph replay {replay}: {reason}")
+
+
+# --- bounded waits ---
+
+
+def provoke_timeout(product: Product, device: torch.device, *, timeout_ms: int) -> dict[str, Any]:
+    """Let the chain wait for a CTA that does not exist. Loses this process's CUDA context: run it in one of its own."""
+    config = product.config
+    launch = product.module("launch")
+    base, cache = config.BASE_DTYPES[0], config.CACHE_DTYPES[0]
+    weights = exact_weights(config.VOCAB_SIZE, config.RANK_DIM, seed=1, device=device)
+    sampler = launch.ChainSampler(*weights, max_reqs=MAX_REQS, cache_dtype=DTYPES[cache], timeout_ms=timeout_ms)
+    subject = Subject(product, base, cache, device, weights)
+    case = _case(subject, 1, seed=2)
+    sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
+    sampler.synchronize()
+    variant, arguments = sampler.prepare(1, *case.call_arguments, case.query_per_row)
+    sampler.launch(variant, arguments | {"ctas": variant.ctas + 1})
+    try:
+        sampler.synchronize()
+    except launch.ChainTimeoutError as error:
+        found = {
+            "what": error.what,
+            "rank": error.rank,
+            "row": error.row,
+            "position": error.position,
+            "peer": error.peer,
+            "timeout_ms": error.timeout_ms,
+        }
+        want = {
+            "what": "grid barrier",
+            "rank": 0,
+            "row": 0,
+            "position": 0,
+            "peer": variant.ctas,
+            "timeout_ms": timeout_ms,
+        }
+        if found != want:
+            raise CheckFailed({"chain": f"timeout: expected the report {want}, got {found}"}) from error
+        return {"timeout_ms": timeout_ms, "message": str(error)}
+    raise CheckFailed({"chain": f"expected ChainTimeoutError when it waits for CTA {variant.ctas}, got none"})
+
+
+def exact_subject(product: Product, base: str, cache: str, device: torch.device, *, seed: int) -> Subject:
+    """A subject whose dot products are exact in fp32, so that results do not depend on the order of sums."""
+    config = product.config
+    return Subject(
+        product, base, cache, device, exact_weights(config.VOCAB_SIZE, config.RANK_DIM, seed=seed, device=device)
+    )
+
+
+def random_subject(product: Product, base: str, cache: str, device: torch.device, *, seed: int) -> Subject:
+    """A subject with normally distributed weights."""
+    config = product.config
+    drawn = random_case(config.VOCAB_SIZE, config.RANK_DIM, 1, 1, seed=seed, device=device)
+    return Subject(product, base, cache, device, (drawn.embed_weight, drawn.head_weight))
+
+
+def dtype_pairs(product: Product) -> Sequence[tuple[str, str]]:
+    """Every (base dtype, cache dtype) that the model's kernels take."""
+    config = product.config
+    return [(base, cache) for base in config.BASE_DTYPES for cache in config.CACHE_DTYPES]
