@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from dsparkgen.digest import kernel_digest
+from dsparkgen.locate import InvalidFile, Problem
 from dsparkgen.resources import Build, Record, find_faults, tabulate, to_json, to_markdown
 from dsparkgen.spec import ModelSpec, read_specs
 
@@ -47,12 +48,15 @@ def select_chain(listing: Mapping[str, Any], arch: str, turn: int, all_: bool) -
     """The chain variants to compile for one arch: keyword arguments of Build.
 
     Without `all_`: one device of the arch, its smallest and largest TP size, one row and the most rows, and one dtype pair, which
-    `turn` (the model's place in the list of models) rotates, so that the models together cover the pairs. Raises ValueError where
-    the model is planned for no device of the arch.
+    `turn` (the model's place in the list of models) rotates, so that the models together cover the pairs. Raises InvalidFile where
+    no device of the arch is described.
     """
     devices = {name for name, capability in listing["devices"].items() if arch_of(capability) == arch}
     if not devices:
-        raise ValueError(f"expected a description of a device with arch {arch} under specs/devices, got none")
+        message = (
+            f"expected the description of a device with arch {arch}, got {', '.join(listing['devices']) or 'none'}"
+        )
+        raise InvalidFile([Problem("specs/devices", 1, 1, "arch", message)])
     pairs = [(base, cache) for base in listing["base_dtypes"] for cache in listing["cache_dtypes"]]
     lines = [tuple(line) for line in listing["plans"] if line[0] in devices]
     if not all_ and lines:
@@ -183,7 +187,7 @@ def ask_worker(verb: str, request: Mapping[str, Any], arch: str) -> Iterator[Rec
 def worker_environment(arch: str) -> dict[str, str]:
     """The environment of a process that compiles for one arch: Triton compiles instead of interpreting, this package is found."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["CUTE_DSL_ARCH"] = arch
+    environment |= {"CUTE_DSL_ARCH": arch, "TRITON_ALWAYS_COMPILE": "1"}  # the seconds shown are those of a compilation
     paths = [str(Path(__file__).parents[1]), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment
@@ -253,13 +257,15 @@ def run_compile(
         0 when every kernel compiled without spills and local memory, 1 when one did not, 3 when a compiler is not installed.
 
     Raises:
-        ValueError: A model has no spec, or no device is described for an arch.
-        InvalidFile: A spec is invalid.
+        InvalidFile: A spec is invalid or missing, or no device is described for an arch.
     """
     specs = read_specs(root / "specs")
     unknown = sorted(set(models) - set(specs))
     if unknown:
-        raise ValueError(f"expected models among {', '.join(specs)}, got {', '.join(unknown)}")
+        known = ", ".join(specs) or "none"
+        raise InvalidFile(
+            [Problem(f"specs/{name}.toml", 1, 1, "", f"no such spec; models: {known}") for name in unknown]
+        )
     names = list(models) or list(specs)
     missing = sorted(
         {

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from dsparkgen import compile as compiling
 from dsparkgen import cubin, resources
+from dsparkgen.locate import InvalidFile
 
 LISTING = {
     "plans": [
@@ -61,7 +62,9 @@ def test_all_takes_every_line_of_every_device_of_the_arch() -> None:
 
 
 def test_an_arch_without_a_described_device_is_an_error() -> None:
-    with pytest.raises(ValueError, match="expected a description of a device with arch sm_120a"):
+    with pytest.raises(
+        InvalidFile, match="expected the description of a device with arch sm_120a, got h100, h200, b200"
+    ):
         compiling.select_chain(LISTING, "sm_120a", turn=0, all_=False)
 
 
