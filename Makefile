@@ -36,8 +36,9 @@ check: $(STAMP) ## is the checked-in tree what the specs and templates give?
 compile: $(STAMP) ## the resource table of every kernel, for every arch
 	@$(BIN)/dsparkgen compile
 
-docs: $(STAMP) ## rewrite the pages that are made from code
+docs: $(STAMP) ## rewrite what the pages take from code and recorded runs
 	@$(BIN)/python -m dsparkgen.reference docs/spec-reference.md
+	@$(BIN)/python -m dsparkgen.timings README.md
 
 format: $(STAMP) ## ruff format over the hand-written Python
 	@$(BIN)/ruff format generator templates tests

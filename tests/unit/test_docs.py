@@ -1,0 +1,68 @@
+"""The pages point to files that exist, and quote timings only from recorded runs of the checked-in kernels."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from dsparkgen import evidence, timings
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROW = {
+    "kernel": "chain",
+    "vocab_size": 1000,
+    "num_steps": 5,
+    "rank_dim": 64,
+    "tp": 1,
+    "rows": 8,
+    "us": 20.0,
+    "noise_us": 5.0,
+    "call_us": 25.0,
+    "eager_us": 100.0,
+    "fused_us": 80.0,
+    "floor_us": 10.0,
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)[^)]*\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_readme_quotes_the_recorded_runs_and_no_others() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text == timings.fill(text, ROOT), "run `make docs`"
+
+
+def recorded(root: Path, inputs: str) -> None:
+    manifest = {"kernels": {"m/chain": {"inputs": "a" * 12, "earlier": ["b" * 12]}}}
+    (root / "generated").mkdir()
+    (root / "generated" / "MANIFEST.json").write_text(json.dumps(manifest))
+    evidence.record(root / "benchmarks" / "results", "h200", "m", "bench m", rows=[ROW | {"inputs": inputs}])
+
+
+def test_a_current_run_is_quoted(tmp_path: Path) -> None:
+    recorded(tmp_path, "a" * 12)
+    text = timings.timings(tmp_path)
+    assert "m on h200" in text
+    assert "| 1000 | 5 | 8 | 100.0 | 80.0 | 25.0 | 4.0 | 20.0 | 50 % |" in text
+
+
+def test_a_run_of_earlier_code_is_not_quoted(tmp_path: Path) -> None:
+    recorded(tmp_path, "b" * 12)
+    assert timings.timings(tmp_path) == timings.NO_RUN
+
+
+def test_an_edited_run_is_refused(tmp_path: Path) -> None:
+    recorded(tmp_path, "a" * 12)
+    path = tmp_path / "benchmarks" / "results" / "h200" / "m.json"
+    path.write_text(path.read_text().replace("25.0", "15.0"))
+    with pytest.raises(evidence.EvidenceError, match="seal"):
+        timings.timings(tmp_path)
+
+
+def test_a_page_without_a_place_for_timings_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got a page without"):
+        timings.fill("# no place\n", tmp_path)
