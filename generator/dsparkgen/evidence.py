@@ -17,11 +17,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-RESULTS = Path("benchmarks") / "results"
 ROW_KEY = ("kernel", "vocab_size", "num_steps", "rank_dim", "tp", "rows")
 VERIFIED_KEY = ("kernel", "arch")
 State = Literal["verified", "stale", "compiled only"]
@@ -43,9 +42,9 @@ class KernelState:
     date: str | None = None
 
 
-def results_path(root: Path, device: str, model: str) -> Path:
+def results_path(results: Path, device: str, model: str) -> Path:
     """Where the results of one model on one GPU stand."""
-    return root / RESULTS / device / f"{model}.json"
+    return results / device / f"{model}.json"
 
 
 def seal_of(document: Mapping[str, Any]) -> str:
@@ -78,7 +77,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def record(
-    root: Path,
+    results: Path,
     device: str,
     model: str,
     command: str,
@@ -90,8 +89,8 @@ def record(
 
     Raises EvidenceError when the existing file is not intact, rather than sealing somebody's edit.
     """
-    path = results_path(root, device, model)
-    date = datetime.now(timezone.utc).date().isoformat()
+    path = results_path(results, device, model)
+    date = datetime.now(UTC).date().isoformat()
     old: dict[str, Any] = load(path) if path.exists() else {"rows": [], "verified": []}
     document: dict[str, Any] = {
         "device": device,
@@ -114,27 +113,17 @@ def _merged(
     return [entries[name] for name in sorted(entries, key=lambda name: [(str(type(v)), v) for v in name])]
 
 
-def _files(root: Path) -> list[Path]:
-    return sorted((root / RESULTS).glob("*/*.json"))
+def _files(results: Path) -> list[Path]:
+    return sorted(results.glob("*/*.json"))
 
 
-def named_digests(root: Path) -> dict[str, set[str]]:
-    """Per "<model>/<kernel>", every digest that some results file names: the manifest keeps exactly these as earlier."""
-    named: dict[str, set[str]] = {}
-    for path in _files(root):
-        document = load(path)
-        for entry in [*document["rows"], *document["verified"]]:
-            named.setdefault(f"{path.stem}/{entry['kernel']}", set()).add(entry.get("parent", entry["inputs"]))
-    return named
-
-
-def problems(root: Path, kernels: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def problems(results: Path, kernels: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Every results file that must be rejected: a broken seal, or a digest that no checked-in kernel ever had.
 
     ``kernels`` is MANIFEST.json's table {"<model>/<kernel>": {"inputs": digest, "earlier": [digests]}}.
     """
     found = []
-    for path in _files(root):
+    for path in _files(results):
         try:
             document = load(path)
         except EvidenceError as error:
@@ -156,14 +145,14 @@ def problems(root: Path, kernels: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def states(
-    root: Path,
+    results: Path,
     kernels: Mapping[str, Mapping[str, Any]],
     archs: Mapping[str, Sequence[str]],
 ) -> list[KernelState]:
     """The evidence table: one line per checked-in kernel and architecture it is emitted for.
 
     Args:
-        root: the repository.
+        results: the folder of results, benchmarks/results.
         kernels: MANIFEST.json's kernel table, as for ``problems``.
         archs: architectures by model, from each spec's ``emit.archs``.
 
@@ -171,7 +160,7 @@ def states(
         EvidenceError: a results file is not intact.
     """
     runs: dict[tuple[str, str, str], list[tuple[bool, str, str]]] = {}
-    for path in _files(root):
+    for path in _files(results):
         document = load(path)
         for entry in document["verified"]:
             name = f"{path.stem}/{entry['kernel']}"
@@ -201,14 +190,16 @@ def render_table(table: Sequence[KernelState]) -> str:
     header = ("model", "kernel", "arch", "state", "device", "date")
     lines = [header, *((s.model, s.kernel, s.arch, s.state, s.device or "-", s.date or "-") for s in table)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def verified_rows(
-    root: Path, device: str, model: str, kernels: Mapping[str, Mapping[str, Any]]
+    results: Path, device: str, model: str, kernels: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """The timings that docs may quote: rows measured with the kernels that are checked in now."""
-    path = results_path(root, device, model)
+    path = results_path(results, device, model)
     if not path.exists():
         return []
     current = {name.split("/")[1]: entry["inputs"] for name, entry in kernels.items() if name.startswith(f"{model}/")}

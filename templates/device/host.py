@@ -103,7 +103,7 @@ def vector_ok(tensor: torch.Tensor) -> int:
     """1 when every row of ``tensor`` starts on a 16-byte boundary, so that vector accesses are allowed, else 0."""
     size = tensor.element_size()
     starts = [tensor.data_ptr()]
-    starts += [stride * size for stride, n in zip(tensor.stride()[:-1], tensor.shape[:-1]) if n > 1]
+    starts += [stride * size for stride, n in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if n > 1]
     return int(all(start % VECTOR_BYTES == 0 for start in starts))
 
 

@@ -98,7 +98,7 @@ class ChainLauncher:
         self._report = host.TimeoutReport(pinned=True)
         pitch = -(-config.DRAFT_VOCAB_SIZE // NOISE_ALIGNMENT) * NOISE_ALIGNMENT
         samples = self.max_rows * config.NUM_STEPS
-        self._noise = torch.empty((samples, pitch), dtype=torch.float32, device=self.device)
+        self.noise_buffer = torch.empty((samples, pitch), dtype=torch.float32, device=self.device)
         self._noise_stream = self.noise.NoiseStream(self.device)
         self._forked_rows: int | None = None
         self._joined = False
@@ -114,7 +114,7 @@ class ChainLauncher:
         self._constant_arguments = {
             "head": head_weight.data_ptr(),
             "embed": embed_weight.data_ptr(),
-            "noise": self._noise.data_ptr(),
+            "noise": self.noise_buffer.data_ptr(),
             "noise_pitch": pitch,
             "report": self._report.address,
             "timeout_ns": timeout_ms * NS_PER_MS,
@@ -204,7 +204,7 @@ class ChainLauncher:
         host.check_int("num_reqs", num_reqs, 1, self.max_rows)
         self._check_state(num_reqs, idx_mapping, sample_pos, temperature, seeds)
         self._noise_stream.fork(
-            self._noise,
+            self.noise_buffer,
             idx_mapping,
             sample_pos,
             temperature,
@@ -267,7 +267,7 @@ class ChainLauncher:
         self._report.raise_if_set()
         rows = base_logits.shape[0] if isinstance(base_logits, torch.Tensor) and base_logits.dim() == 3 else 1
         try:
-            variant, arguments = self._prepare(
+            variant, arguments = self.prepare(
                 rows,
                 base_logits,
                 input_ids,
@@ -284,17 +284,18 @@ class ChainLauncher:
             raise
         try:
             self._provide_noise(rows, idx_mapping, sample_pos, temperature, seeds)
-            self._launch(variant, arguments)
+            self.launch(variant, arguments)
         except Exception:
             # A trap of an earlier launch surfaces at whichever call comes next; its report says what happened.
             self._report.raise_if_set()
             raise
 
-    def _launch(self, variant: Variant, arguments: dict[str, int]) -> None:
+    def launch(self, variant: Variant, arguments: dict[str, int]) -> None:
+        """Launch the chain alone, on the current stream, with what ``prepare`` returned and the noise that is drawn."""
         stream = torch.cuda.current_stream(self.device).cuda_stream
         variant.launch(*[arguments[name] for name in self._chain.ARGUMENTS], stream)
 
-    def _prepare(
+    def prepare(
         self,
         rows: int,
         base_logits: torch.Tensor,
@@ -357,7 +358,7 @@ class ChainLauncher:
         forked = self._forked_rows
         if forked is None:
             self.noise.draw_noise(
-                self._noise, *state, num_samples=rows * self.config.NUM_STEPS, width=self.config.DRAFT_VOCAB_SIZE
+                self.noise_buffer, *state, num_samples=rows * self.config.NUM_STEPS, width=self.config.DRAFT_VOCAB_SIZE
             )
             return
         self.join_noise()
@@ -448,7 +449,7 @@ class DraftLauncher:
     """
 
     config: ClassVar[ModuleType]
-    chain_sampler: ClassVar[type[ChainLauncher] | None]
+    chain_sampler: ClassVar[type[ChainLauncher]]
     fused_loop: ClassVar[Callable[..., Any]]
 
     def __init__(
@@ -464,13 +465,10 @@ class DraftLauncher:
         self.fused = self.fused_loop(embed_weight, head_weight, max_reqs=max_reqs)
         self.chain: ChainLauncher | None = None
         self.max_reqs, self.cache_dtype = max_reqs, cache_dtype
-        if self.chain_sampler is None:
-            self.chain_declined: str | None = "this model's spec lists no chain kernel"
-        else:
-            self.chain_declined = self.chain_sampler.why_not(
-                embed_weight, head_weight, max_reqs=max_reqs, cache_dtype=cache_dtype, device_name=device_name
-            )
-        if self.chain_sampler is not None and self.chain_declined is None:
+        self.chain_declined = self.chain_sampler.why_not(
+            embed_weight, head_weight, max_reqs=max_reqs, cache_dtype=cache_dtype, device_name=device_name
+        )
+        if self.chain_declined is None:
             self.chain = self.chain_sampler(
                 embed_weight,
                 head_weight,

@@ -39,5 +39,5 @@ class DraftSampler(launcher.DraftLauncher):
     """Chain or fused loop of {{ spec.model.title }}, whichever a batch fits; documented in DraftLauncher."""
 
     config: ClassVar[ModuleType] = config
-    chain_sampler: ClassVar[type[launcher.ChainLauncher] | None] = ChainSampler
+    chain_sampler: ClassVar[type[launcher.ChainLauncher]] = ChainSampler
     fused_loop = FusedLoop

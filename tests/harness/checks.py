@@ -193,7 +193,7 @@ def check_directed(subject: Subject, *, seed: int) -> dict[str, Any]:
         compare(subject, case, name)
         covered.append(name)
     for rows in FUSED_ROWS if subject.fused is not None else ():
-        case = _case(subject, rows, seed=seed + rows, max_reqs=max(FUSED_ROWS), padding_rows=rows // 4)
+        case = make_case(subject, rows, seed=seed + rows, max_reqs=max(FUSED_ROWS), padding_rows=rows // 4)
         compare(subject, case, f"{rows} rows")
     return subject.conclude({"cases": covered, "base": subject.base, "cache": subject.cache})
 
@@ -213,7 +213,8 @@ def compare(subject: Subject, case: Case, name: str) -> None:
         )
 
 
-def _case(subject: Subject, rows: int, *, seed: int, **options: Any) -> Case:
+def make_case(subject: Subject, rows: int, *, seed: int, **options: Any) -> Case:
+    """`random_case` with the subject's shape, dtypes, weights and device."""
     config = subject.product.config
     options.setdefault("max_reqs", MAX_REQS)
     return random_case(
@@ -236,7 +237,7 @@ def vary(subject: Subject, rng: random.Random, rows: int, *, seed: int) -> Case:
     config = subject.product.config
     steps, vocab = config.NUM_STEPS, config.VOCAB_SIZE
     layout = rng.choice(LAYOUTS)
-    case = _case(
+    case = make_case(
         subject,
         rows,
         seed=seed,
@@ -319,7 +320,7 @@ def directed_cases(subject: Subject, seed: int) -> Iterator[tuple[str, Case]]:
     every = slice(None)
 
     def greedy(**options: Any) -> Case:
-        return _case(subject, rows, seed=seed, temperatures=(0.0,), **options)
+        return make_case(subject, rows, seed=seed, temperatures=(0.0,), **options)
 
     case = greedy()
     case.base_logits[every] = TIE_LOGIT
@@ -331,30 +332,30 @@ def directed_cases(subject: Subject, seed: int) -> Iterator[tuple[str, Case]]:
     case = greedy()
     case.base_logits[:, :, vocab - 1] = TIE_LOGIT
     yield "the last id wins", case
-    case = _case(subject, rows, seed=seed)
+    case = make_case(subject, rows, seed=seed)
     case.base_logits[every] = float("-inf")
     yield "all masked", case
-    case = _case(subject, rows, seed=seed)
+    case = make_case(subject, rows, seed=seed)
     case.base_logits[every] = float("nan")
     yield "all NaN", case
     for column in (0, 5, 17, vocab - 1):
-        case = _case(subject, rows, seed=seed)
+        case = make_case(subject, rows, seed=seed)
         case.base_logits[0, :, column] = float("nan")
         yield f"one NaN at {column} in one row", case
-    case = _case(subject, rows, seed=seed, padding_rows=rows)
+    case = make_case(subject, rows, seed=seed, padding_rows=rows)
     yield "padding rows only", case
-    case = _case(subject, rows, seed=seed, padding_rows=rows // 2)
+    case = make_case(subject, rows, seed=seed, padding_rows=rows // 2)
     unused = sorted(set(range(MAX_REQS)) - set(case.idx_mapping.tolist()))
     case.temperature[unused] = float("nan")
     yield "NaN temperatures of states that no row has", case
-    case = _case(subject, rows, seed=seed, temperatures=(1.0,))
+    case = make_case(subject, rows, seed=seed, temperatures=(1.0,))
     case.seeds.fill_(42)
     case.sample_pos.view(rows, -1)[:, 0] = torch.tensor(
         [rng.choice(POSITIONS[1:3]) for _ in range(rows)], device=subject.device
     )
     yield "extreme noise", case
-    case = _case(subject, rows, seed=seed, temperatures=(1.0,))
-    case.sample_pos += 2**32
+    case = make_case(subject, rows, seed=seed, temperatures=(1.0,))
+    case.sample_pos.add_(2**32)
     yield "positions beyond 32 bits", case
 
 
@@ -362,7 +363,7 @@ def check_seed_dependence(subject: Subject, *, seed: int) -> dict[str, Any]:
     """Tokens depend on seed, position and token alone: not on the batch's other rows, its order, or torch's generator."""
     rows = subject.product.config.MAX_ROWS
     steps = subject.product.config.NUM_STEPS
-    case = _case(subject, rows, seed=seed, temperatures=(0.9,))
+    case = make_case(subject, rows, seed=seed, temperatures=(0.9,))
     for kernel, sample in subject.samplers(case):
         whole = case.with_fresh_outputs()
         sample(whole)
@@ -390,7 +391,7 @@ def check_agreement(subject: Subject, *, batches: int, seed: int) -> dict[str, A
     rows = subject.product.config.MAX_ROWS
     counts: dict[str, list[int]] = {}
     for batch in range(batches):
-        case = _case(subject, rows, seed=seed + batch)
+        case = make_case(subject, rows, seed=seed + batch)
         eager = case.with_fresh_outputs()
         EagerLoop(eager)()
         for kernel, sample in subject.samplers(case):
@@ -421,7 +422,7 @@ def check_graph(
     three, with the oracle. ``subject`` has exact weights.
     """
     rows = subject.product.config.MAX_ROWS if rows is None else rows
-    case = _case(subject, rows, seed=seed)
+    case = make_case(subject, rows, seed=seed)
     graphs: dict[str, tuple[torch.cuda.CUDAGraph, Case]] = {}
     if subject.chain is not None:
         subject.chain.warmup()
@@ -495,7 +496,7 @@ def provoke_timeout(product: Product, device: torch.device, *, timeout_ms: int) 
     weights = exact_weights(config.VOCAB_SIZE, config.RANK_DIM, seed=1, device=device)
     sampler = launch.ChainSampler(*weights, max_reqs=MAX_REQS, cache_dtype=DTYPES[cache], timeout_ms=timeout_ms)
     subject = Subject(product, base, cache, device, weights)
-    case = _case(subject, 1, seed=2)
+    case = make_case(subject, 1, seed=2)
     sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
     sampler.synchronize()
     variant, arguments = sampler.prepare(1, *case.call_arguments, case.query_per_row)

@@ -469,7 +469,7 @@ class FakeFused:
         self.calls.append(query_per_row)
 
 
-def make_draft(chain: type[launcher.ChainLauncher] | None) -> launcher.DraftLauncher:
+def make_draft(chain: type[launcher.ChainLauncher]) -> launcher.DraftLauncher:
     class Toy(launcher.DraftLauncher):
         config = make_config()
         chain_sampler = chain
@@ -490,10 +490,6 @@ def test_draft_sampler_on_the_cpu_takes_the_fused_loop_and_says_why(gpu: Recorde
     draft.warmup()
     draft.raise_if_failed()
     assert draft.fused.calls == [N] and draft.fused.warm == torch.bfloat16 and gpu.events == []
-
-
-def test_draft_sampler_of_a_model_without_a_chain() -> None:
-    assert make_draft(None).path(1) == ("fused", "no chain: this model's spec lists no chain kernel")
 
 
 def test_draft_sampler_takes_the_chain_where_it_fits(

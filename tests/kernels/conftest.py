@@ -1,0 +1,41 @@
+"""GPU tests: skipped with a reason where there is no CUDA device, or none that a generated plan describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per checked-in model."""
+    if "model" in metafunc.fixturenames:
+        from dsparkgen.gpu import generated_models
+
+        metafunc.parametrize("model", generated_models(ROOT / "generated", ()))
+
+
+@pytest.fixture(scope="session")
+def cuda() -> Iterator[object]:
+    """The CUDA device that the tests use."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip(f"needs a CUDA device; torch {torch.__version__} finds none")
+    with torch.inference_mode():
+        yield torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture
+def product(model: str, cuda: object) -> object:
+    """A checked-in model, on a GPU that its plans describe."""
+    from dsparkgen.gpu import CannotTell, load_product, this_device
+
+    found = load_product(ROOT / "generated", model)
+    try:
+        this_device(found)
+    except CannotTell as error:
+        pytest.skip(str(error))
+    return found

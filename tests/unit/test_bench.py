@@ -1,0 +1,168 @@
+"""`bench` and `verify` without a GPU: floors, throw-away shapes, tables, pictures, and what becomes evidence."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from benchmarks import plot
+
+from dsparkgen import bench, gpu, verify
+from dsparkgen.device import load_devices
+from dsparkgen.spec import read_specs
+from dsparkgen.verify import Finding, Task
+
+ROOT = Path(__file__).parents[2]
+ROW = {
+    "kernel": "chain",
+    "vocab_size": 129280,
+    "num_steps": 5,
+    "rank_dim": 256,
+    "tp": 1,
+    "rows": 1,
+    "us": 44.0,
+    "noise_us": 6.0,
+    "call_us": 50.0,
+    "eager_us": 200.0,
+    "fused_us": 100.0,
+    "floor_us": 24.2,
+    "pct_of_floor": 55.0,
+    "inputs": "a" * 12,
+}
+
+
+@pytest.mark.parametrize(
+    ("vocab", "steps", "rows", "expected"),
+    # The rounded floors of an H200 that were worked out by hand: rows 1 and 8 of six shapes.
+    [
+        (129280, 5, 1, 24),
+        (129280, 5, 8, 33),
+        (151936, 7, 1, 30),
+        (151936, 7, 8, 43),
+        (262144, 7, 1, 44),
+        (64640, 5, 1, 16),
+        (64640, 5, 8, 20),
+        (32320, 5, 1, 12),
+        (16160, 5, 1, 10),
+    ],
+)
+def test_floor(vocab: int, steps: int, rows: int, expected: int) -> None:
+    device = load_devices(ROOT)["h200"]
+    floor = bench.floor_us(
+        device, vocab_size=vocab, rank_dim=256, num_steps=steps, rows=rows, base="bf16", cache="bf16"
+    )
+    assert abs(floor - expected) < 1.0
+
+
+def test_a_reshaped_model_is_valid_and_keeps_the_rest() -> None:
+    spec = read_specs(ROOT / "specs")["deepseek_v41"]
+    other = bench.reshaped(spec, bench.Shape(64640, 7))
+    assert (other.vocabulary.target, other.vocabulary.draft, other.vocabulary.sampling_limit) == (64640, 64640, 64640)
+    assert (other.draft.num_steps, other.parallel.tp, other.model.name) == (7, (1,), "deepseek_v41_64640x7")
+    assert other.markov == spec.markov and other.noise == spec.noise and other.logits == spec.logits
+
+
+def test_shards_are_the_other_tensor_parallel_sizes() -> None:
+    spec = read_specs(ROOT / "specs")["deepseek_v41"]
+    shapes = bench._extra_shapes(spec, [(262144, 7)], shards=True)
+    assert [(shape.vocab_size, shape.num_steps) for shape in shapes] == [
+        (262144, 7),
+        (64640, 5),
+        (32320, 5),
+        (16160, 5),
+    ]
+
+
+def test_throw_away_code_has_its_own_digests_and_imports_beside_the_product(tmp_path: Path) -> None:
+    spec = read_specs(ROOT / "specs")["deepseek_v41"]
+    shape = bench.Shape(64640, 5)
+    bench.write_package([bench.reshaped(spec, shape)], load_devices(ROOT), ROOT / "templates", tmp_path)
+    small = gpu.load_product(tmp_path, "deepseek_v41_64640x5")
+    whole = gpu.load_product(ROOT / "generated", "deepseek_v41")
+    assert (small.config.VOCAB_SIZE, whole.config.VOCAB_SIZE) == (64640, 129280)
+    assert small.digest("chain") != whole.digest("chain")
+
+
+def test_digests_are_those_of_the_manifest() -> None:
+    product = gpu.load_product(ROOT / "generated", "deepseek_v41")
+    kernels = json.loads((ROOT / "generated" / "MANIFEST.json").read_text())["kernels"]
+    for kernel in ("noise", "chain", "fused"):
+        assert product.digest(kernel) == kernels[f"deepseek_v41/{kernel}"]["inputs"]
+
+
+def test_the_table_shows_the_ratio_with_noise_on_both_sides() -> None:
+    header, line = bench.render_table([ROW]).splitlines()
+    assert header.split()[-1] == "eager/call" and line.split()[-1] == "4.00"
+
+
+def test_pictures_are_svg_and_show_every_number() -> None:
+    rows = [ROW, ROW | {"rows": 8, "us": 61.0}]
+    drawing = ET.fromstring(plot.bars("DeepSeek <V4.1>", rows))
+    texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"61", "44", "200", "rows 8", "DeepSeek <V4.1>"} <= set(texts)
+    line = ET.fromstring(plot.sweep("sweep", [ROW, ROW | {"vocab_size": 32000, "call_us": 20.0}]))
+    points = next(iter(line.iter("{http://www.w3.org/2000/svg}polyline"))).attrib["points"].split()
+    (x0, y0), (x1, y1) = ([float(v) for v in point.split(",")] for point in points)
+    assert x0 < x1 and y0 > y1  # ordered by vocabulary; more microseconds are higher up, so a smaller y
+
+
+@pytest.mark.parametrize("draw", [plot.bars, plot.sweep])
+def test_pictures_of_nothing_are_refused(draw: Any) -> None:
+    with pytest.raises(ValueError, match="expected at least"):
+        draw("nothing", [])
+
+
+def test_bench_and_verify_without_a_gpu_say_so(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
+    def no_gpu() -> None:
+        raise gpu.CannotTell(gpu.NO_GPU)
+
+    monkeypatch.setattr(bench, "need_cuda", no_gpu)
+    monkeypatch.setattr(verify, "need_cuda", no_gpu)
+    target = tmp_path / "rows.json"
+    assert bench.run_bench(ROOT, [], json_path=target, results=tmp_path, record=True) == 3
+    assert verify.run_verify(ROOT, [], json_path=target, results=tmp_path, record=True) == 3
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("needs a CUDA device") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_were_not_generated_are_named(tmp_path: Path) -> None:
+    with pytest.raises(gpu.CannotTell, match="MANIFEST.json: expected a generated tree"):
+        gpu.generated_models(tmp_path, ())
+    with pytest.raises(gpu.CannotTell, match="nosuch: expected one of deepseek_v41"):
+        gpu.generated_models(ROOT / "generated", ("nosuch",))
+    with pytest.raises(gpu.CannotTell, match="nosuch: expected generated code"):
+        gpu.load_product(ROOT / "generated", "nosuch")
+    with pytest.raises(gpu.CannotTell, match="no_such_module"):
+        gpu.harness(ROOT, "tests.harness.no_such_module")
+
+
+def test_only_kernels_whose_every_check_passed_become_evidence() -> None:
+    product: Any = SimpleNamespace(digest=lambda kernel: f"digest of {kernel}")
+    findings = [
+        Finding("noise", ("noise",), covered={"batches": 3}),
+        Finding("bitwise", ("chain",), covered={"batches": 3}),
+        Finding("bitwise", ("fused",), covered={"batches": 3}),
+        Finding("graph", ("chain",), failure="replay 7"),
+        Finding("graph", ("fused",), covered={"replays": 9}),
+    ]
+    entries = verify.verified_entries(findings, product, "sm_90a")
+    assert [(entry["kernel"], entry["inputs"]) for entry in entries] == [
+        ("noise", "digest of noise"),
+        ("fused", "digest of fused"),
+    ]
+    assert entries[1]["checks"] == {"bitwise": {"batches": 3}, "graph": {"replays": 9}}
+    assert verify.verified_entries(findings[1:2], product, "sm_90a")[0]["kernel"] == "chain"
+    table = verify.render_table({"toy": findings})
+    assert "FAIL  graph" in table and "replay 7" in table
+
+
+@pytest.mark.parametrize("part", ["noise", "bf16/fp32", "timeout"])
+def test_a_worker_that_dies_fails_its_part(tmp_path: Path, part: str) -> None:
+    task = Task(str(ROOT), str(tmp_path), "nosuch", part, 1, 1, 1)
+    (finding,) = verify._run_task(task)
+    assert finding.check == part and "exit code 1" in (finding.failure or "")
