@@ -253,7 +253,7 @@ class _Calls:
         ]
         fused = subject.fused_loop(rows)
         self.variants: dict[str, list[Callable[[], None]]] = {
-            "eager": [eager.EagerLoop(case, anchors_in_range=True) for case in cases],
+            "eager": [eager.EagerLoop(case) for case in cases],
             "fused": [_sampling(fused, case) for case in cases],
         }
         self.kernel = "fused"

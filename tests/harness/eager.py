@@ -23,14 +23,13 @@ class EagerLoop:
     CUDA graph: the first run compiles.
     """
 
-    def __init__(self, case: Case, *, anchors_in_range: bool = False) -> None:
+    def __init__(self, case: Case) -> None:
         if not case.step_mix or case.sampling_limit != case.vocab_size:
             raise ValueError("case: expected step_mix and a sampling_limit of vocab_size, as the engine has")
         anchors = case.input_ids[:: case.query_per_row][: case.rows]
         if bool(((anchors < 0) | (anchors >= case.vocab_size)).any()):
             raise ValueError(f"case: expected every anchor in [0, {case.vocab_size}), got {anchors.tolist()}")
         self.case = case
-        self._anchors_in_range = anchors_in_range
         blocks = triton.cdiv(case.vocab_size, engine_math.BLOCK)
         self._best_score = torch.empty(case.rows, blocks, dtype=torch.float32, device=case.device)
         self._best_id = torch.empty(case.rows, blocks, dtype=torch.int64, device=case.device)
