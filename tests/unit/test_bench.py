@@ -110,6 +110,12 @@ def test_pictures_are_svg_and_show_every_number() -> None:
     assert x0 < x1 and y0 > y1  # ordered by vocabulary; more microseconds are higher up, so a smaller y
 
 
+def test_a_median_of_too_few_is_refused() -> None:
+    timing = pytest.importorskip("torch") and gpu.harness(ROOT, "benchmarks.timing")
+    with pytest.raises(ValueError, match="expected at least 30, got 29"):
+        timing.time_interleaved({}, device=None, repeats=29)
+
+
 @pytest.mark.parametrize("draw", [plot.bars, plot.sweep])
 def test_pictures_of_nothing_are_refused(draw: Any) -> None:
     with pytest.raises(ValueError, match="expected at least"):

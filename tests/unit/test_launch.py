@@ -6,8 +6,10 @@ argument that does not fit is refused with what was expected and given, before a
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -22,11 +24,18 @@ V, N, R, MAX_REQS = 40, 3, 64, 6
 CPU = torch.device("cpu")
 H200 = host.DeviceFacts("NVIDIA H200", (9, 0), 132, 232448)
 DEVICES = {"h100": ((9, 0), 132, 232448), "h200": ((9, 0), 132, 232448), "b200": ((10, 0), 148, 232448)}
-ARGUMENTS = (
-    "head embed base base_row_stride base_pos_stride noise noise_pitch cache cache_req_stride cache_pos_stride "
-    "input_ids query_per_row idx_mapping temperature draft_tokens token_stride records epoch report timeout_ns rows "
-    "vocab_start width base_vector cache_vector ctas"
-).split()
+CHAIN = Path(__file__).parents[2] / "templates" / "model" / "chain.tpl.py"
+
+
+def chain_arguments() -> tuple[str, ...]:
+    """ARGUMENTS of the chain kernel, read without importing its compiler."""
+    for node in ast.parse(CHAIN.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ARGUMENTS":
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"{CHAIN}: expected ARGUMENTS at the top level")
+
+
+ARGUMENTS = chain_arguments()
 
 
 class Line(NamedTuple):
@@ -43,7 +52,7 @@ class Recorder:
         self.events: list[tuple[Any, ...]] = []
         self.compiled: list[tuple[int, str, str]] = []
         self.failure: Exception | None = None
-        self.ARGUMENTS = tuple(ARGUMENTS)
+        self.ARGUMENTS = ARGUMENTS
 
     # The chain module.
     def records_words(self, line: Line) -> int:

@@ -1,0 +1,1 @@
+"""Timing and pictures for `dsparkgen bench`; recorded runs are in results/."""

@@ -1,0 +1,1 @@
+"""Tests, and the harness that `dsparkgen verify` and `bench` share with them."""
