@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.console import Console
 from dsparkgen import evidence, report, schema, tree
 from dsparkgen.locate import InvalidFile, show_path
 from dsparkgen.render import TemplateError
+from dsparkgen.spec import Arch
 
 NO, BAD_INPUT, CANNOT_TELL = 1, 2, 3
 
@@ -51,7 +52,7 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
         except InvalidFile as error:
             report.problems(error.problems, kwargs.get("style", "text"))
             raise typer.Exit(BAD_INPUT) from None
-        except (TemplateError, tree.FormatterError, tree.UsageError) as error:
+        except (TemplateError, tree.FormatterError, tree.UsageError, evidence.EvidenceError) as error:
             _fail(str(error), BAD_INPUT)
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in ("torch", "triton", "cutlass", "cuda", "numpy"):
@@ -163,8 +164,8 @@ def plan(
     slots = tuple(sorted({line.row_slots for line in planned.lines}))
     asked = (
         device,
-        _numbers("--tp", tp, spec.parallel.tp),
-        _numbers("--rows", rows, slots),
+        _known("--tp", tp, spec.parallel.tp),
+        _known("--rows", rows, slots),
     )
     if json_path is not None:
         report.write_json(planner.to_json(planned, *asked), json_path)
@@ -192,9 +193,12 @@ def compile_(
     from dsparkgen.compile import run_compile
 
     roots = tree.find_roots(root)
-    names = _selected(models, roots)
+    _selected(models, roots)
     archs = arch.split(",") if arch else None
-    raise typer.Exit(run_compile(roots.templates.parent, names, archs, all_, json_path, jobs))
+    for name in archs or ():
+        if name not in get_args(Arch):
+            raise tree.UsageError(f"--arch: expected a list out of {','.join(get_args(Arch))} (got {arch})")
+    raise typer.Exit(run_compile(roots.templates.parent, tuple(models or ()), archs, all_, json_path, jobs))
 
 
 @app.command()
@@ -202,32 +206,77 @@ def compile_(
 def verify(
     models: Models = None,
     record: Annotated[bool, typer.Option("--record", help="Write the evidence below benchmarks/results.")] = False,
+    batches: Annotated[int, typer.Option(min=1, help="Random batches of each pair of dtypes.")] = 200,
+    replays: Annotated[int, typer.Option(min=1, help="Replays of each captured graph.")] = 1000,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time; each pair of dtypes is one.")] = 6,
     json_path: Json = None,
     root: Root = None,
+    specs: Specs = None,
+    out: Out = None,
 ) -> None:
     """Run the kernels on this machine's GPU against the reference."""
-    roots = tree.find_roots(root)
+    roots = tree.find_roots(root, specs, out)
     names = _selected(models, roots)
     from dsparkgen.verify import run_verify
 
-    raise typer.Exit(run_verify(roots.templates.parent, names, record=record, json_path=json_path))
+    raise typer.Exit(
+        run_verify(
+            roots.templates.parent,
+            names,
+            out=roots.out,
+            results=roots.results,
+            batches=batches,
+            replays=replays,
+            jobs=jobs,
+            record=record,
+            json_path=json_path,
+        )
+    )
 
 
 @app.command()
 @_guarded
 def bench(
     models: Models = None,
+    rows: Annotated[str, typer.Option(metavar="LIST", help="Request rows of a batch.")] = "1,4,8",
+    repeats: Annotated[int, typer.Option(min=30, help="Rounds; medians are reported.")] = 35,
+    shapes: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="More vocabularies x steps to measure, such as 151936x7,262144x7."),
+    ] = None,
+    shards: Annotated[bool, typer.Option("--shards", help="Also the vocabulary shards of the other TP sizes.")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Also a range of vocabularies, one row.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Write the timings below benchmarks/results.")] = False,
     json_path: Json = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an SVG plot here.")] = None,
     root: Root = None,
+    specs: Specs = None,
+    out: Out = None,
 ) -> None:
-    """Time the kernels on this machine's GPU beside the eager loop and the floor."""
-    roots = tree.find_roots(root)
+    """Time the kernels on this machine's GPU, L2 cold, beside the eager loop and the floor."""
+    roots = tree.find_roots(root, specs, out)
     names = _selected(models, roots)
+    numbers = _positive("--rows", rows)
+    pairs = [_positive("--shapes", shape, separator="x", count=2) for shape in shapes.split(",")] if shapes else []
     from dsparkgen.bench import run_bench
 
-    raise typer.Exit(run_bench(roots.templates.parent, names, record=record, json_path=json_path, plot_path=plot))
+    raise typer.Exit(
+        run_bench(
+            roots.templates.parent,
+            names,
+            out=roots.out,
+            specs=roots.specs,
+            results=roots.results,
+            rows=numbers,
+            repeats=repeats,
+            shapes=[(vocabulary, steps) for vocabulary, steps in pairs],
+            shards=shards,
+            sweep=sweep,
+            record=record,
+            json_path=json_path,
+            plot_path=plot,
+        )
+    )
 
 
 @app.command("list")
@@ -291,13 +340,23 @@ def _selected(models: list[str] | None, roots: tree.Roots) -> list[str]:
     return list(models or specs)
 
 
-def _numbers(option: str, text: str | None, known: Sequence[int]) -> tuple[int, ...]:
+def _known(option: str, text: str | None, known: Sequence[int]) -> tuple[int, ...]:
     """`1,2,4` as numbers, each one that the plan has."""
-    if text is None:
-        return tuple(known)
-    parts = text.split(",")
-    if not all(part.isdecimal() and int(part) in known for part in parts):
+    numbers = tuple(known) if text is None else _positive(option, text)
+    if not set(numbers) <= set(known):
         raise tree.UsageError(f"{option}: expected numbers out of {','.join(map(str, known))} (got {text})")
+    return numbers
+
+
+def _positive(option: str, text: str, *, separator: str = ",", count: int | None = None) -> tuple[int, ...]:
+    """`1,2,4` as numbers above 0."""
+    parts = text.split(separator)
+    if not all(part.isdecimal() and len(part) < 10 and int(part) for part in parts) or len(parts) != (
+        count or len(parts)
+    ):
+        raise tree.UsageError(
+            f"{option}: expected positive numbers, such as {separator.join('12'[: count or 2])} (got {text})"
+        )
     return tuple(map(int, parts))
 
 

@@ -9,6 +9,7 @@ import ast
 import hashlib
 import posixpath
 from collections.abc import Mapping
+from functools import lru_cache
 
 DIGEST_LENGTH = 12
 
@@ -43,9 +44,8 @@ def imported(files: Mapping[str, str], starts: tuple[str, ...]) -> tuple[str, ..
         if name in found or name not in files:
             continue
         found.add(name)
-        for node in ast.walk(ast.parse(files[name])):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                waiting += _targets(files, name, node)
+        for level, module, names in _relative_imports(files[name]):
+            waiting += _targets(files, name, level, module, names)
     return tuple(sorted(found))
 
 
@@ -54,25 +54,35 @@ def code_digest(files: Mapping[str, str]) -> str:
 
     The folder of the model is not part of it, only the modules' own names, so that a digest says what runs.
     """
-    whole = hashlib.sha256()
-    for name, text in sorted(files.items()):
-        whole.update(f"{posixpath.basename(name)}\n{_canonical(_without_docstrings(ast.parse(text)))}\n".encode())
-    return whole.hexdigest()[:DIGEST_LENGTH]
+    parts = [f"{posixpath.basename(name)} {_syntax_digest(text)}\n" for name, text in sorted(files.items())]
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:DIGEST_LENGTH]
 
 
-def _targets(files: Mapping[str, str], importer: str, node: ast.ImportFrom) -> list[str]:
+@lru_cache(maxsize=1024)
+def _syntax_digest(text: str) -> str:
+    return hashlib.sha256(_canonical(_without_docstrings(ast.parse(text))).encode()).hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _relative_imports(text: str) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    """(level, module, names) of every relative import in a text."""
+    return tuple(
+        (node.level, node.module or "", tuple(alias.name for alias in node.names))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and node.level
+    )
+
+
+def _targets(files: Mapping[str, str], importer: str, level: int, module: str, names: tuple[str, ...]) -> list[str]:
+    """The files that one relative import loads: a module, or the modules that it names inside a package."""
     folder = posixpath.dirname(importer)
-    for _ in range(node.level - 1):
+    for _ in range(level - 1):
         folder = posixpath.dirname(folder)
-    base = posixpath.join(folder, *(node.module or "").split(".")).rstrip("/")
+    base = posixpath.join(folder, *module.split(".")).rstrip("/")
     if f"{base}.py" in files:
         return [f"{base}.py"]
-    modules = [f"{base}/{alias.name}.py" for alias in node.names]
-    return [
-        name if name in files else f"{base}/__init__.py"
-        for name in modules
-        if name in files or f"{base}/__init__.py" in files
-    ]
+    inner = [f"{base}/{name}.py" for name in names]
+    return [name if name in files else f"{base}/__init__.py" for name in inner]
 
 
 def _without_docstrings(tree: ast.Module) -> ast.Module:

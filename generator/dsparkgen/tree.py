@@ -298,7 +298,7 @@ def format_files(files: Mapping[str, str]) -> dict[str, str]:
     with tempfile.TemporaryDirectory(prefix="dsparkgen-") as folder:
         for name, text in files.items():
             _write(Path(folder, name), text)
-        command = [*_ruff(), "format", "--isolated", "--no-cache", "--quiet", "--line-length", str(LINE_LENGTH)]
+        command = [*_ruff(), "format", "--isolated", "--no-cache", "--line-length", str(LINE_LENGTH)]
         ran = subprocess.run([*command, "--target-version", "py311", "."], cwd=folder, capture_output=True, text=True)
         if ran.returncode:
             raise FormatterError(f"ruff refuses a rendered file: {ran.stderr.strip()}")

@@ -11,7 +11,7 @@ from types import ModuleType
 
 MODELS: tuple[str, ...] = (
     # % for model in models
-    "{{ model.model.name }}",
+    "{{ model }}",
     # % endfor
 )
 
