@@ -7,6 +7,7 @@ nothing of one call baked in but addresses, strides and the row count.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import logging
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from .host import Expected
 
 NOISE_ALIGNMENT = 4  # fp32 values in 16 bytes: a noise row starts on a vector boundary
 NS_PER_MS = 1_000_000
+INT32_MAX = 2**31 - 1
 
 log = logging.getLogger("dspark_kernels")
 
@@ -94,6 +96,7 @@ class ChainLauncher:
         self._lines = host.plan_lines(config.PLANS, config.DEVICES, host.read_device(self.device), 1, device_name)
         self.max_rows = min(config.MAX_ROWS, max_reqs, max(self._lines))
         self._chain = self.load_chain()
+        self._stream_type = importlib.import_module("cuda.bindings.driver").CUstream
         self._variants: dict[tuple[int, torch.dtype], Variant] = {}
         self._report = host.TimeoutReport(pinned=True)
         pitch = -(-config.DRAFT_VOCAB_SIZE // NOISE_ALIGNMENT) * NOISE_ALIGNMENT
@@ -292,7 +295,8 @@ class ChainLauncher:
 
     def launch(self, variant: Variant, arguments: dict[str, int]) -> None:
         """Launch the chain alone, on the current stream, with what ``prepare`` returned and the noise that is drawn."""
-        stream = torch.cuda.current_stream(self.device).cuda_stream
+        # CuTe DSL takes a plain int for 32 bits and cuts the stream's address off: it must be a CUstream.
+        stream = self._stream_type(torch.cuda.current_stream(self.device).cuda_stream)
         variant.launch(*[arguments[name] for name in self._chain.ARGUMENTS], stream)
 
     def prepare(
@@ -309,10 +313,14 @@ class ChainLauncher:
         query_per_row: int,
     ) -> tuple[Variant, dict[str, int]]:
         """Check one call; return its kernel and the kernel's arguments by name. Pointers are device addresses."""
+        if torch.cuda.current_device() != self.device.index:
+            raise ValueError(
+                f"current CUDA device: expected {self.device.index}, this sampler's, got {torch.cuda.current_device()}"
+            )
         host.check_int("rows of base_logits", rows, 1, self.max_rows)
         batch = self._batches[rows]
         batch.base_logits.check("base_logits", base_logits, self.device)
-        host.check_int("query_per_row", query_per_row, 1)
+        host.check_int("query_per_row", query_per_row, 1, INT32_MAX)
         anchors = Expected((torch.int32,), ((rows - 1) * query_per_row + 1,), (0,), contiguous=True)
         anchors.check("input_ids", input_ids, self.device)
         self._check_state(rows, idx_mapping, sample_pos, temperature, seeds)

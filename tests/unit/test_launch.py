@@ -17,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
+pytest.importorskip("cuda.bindings.driver")
 
 from dspark_kernels._device import host, launcher  # noqa: E402
 
@@ -63,11 +64,13 @@ class Recorder:
     ) -> Any:
         self.compiled.append((line.row_slots, base_dtype, cache_dtype))
 
-        def launch(*values: int) -> None:
+        def launch(*values: Any) -> None:
             if self.failure is not None:
                 raise self.failure
-            assert all(type(value) is int for value in values)
-            self.events.append(("chain", line.row_slots, dict(zip([*ARGUMENTS, "stream"], values, strict=True))))
+            *numbers, stream = values
+            assert all(type(value) is int for value in numbers)
+            named = dict(zip(ARGUMENTS, numbers, strict=True)) | {"stream": stream}
+            self.events.append(("chain", line.row_slots, named))
 
         return launch
 
@@ -92,6 +95,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     stream = SimpleNamespace(cuda_stream=77, synchronize=lambda: None)
     monkeypatch.setattr(cuda, "current_stream", lambda device=None: stream)
     monkeypatch.setattr(cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(cuda, "current_device", lambda: CPU.index)
     return recorder
 
 
@@ -276,7 +280,9 @@ def test_arguments_of_a_launch(gpu: Recorder, sampler: launcher.ChainLauncher) -
     assert (values["cache_req_stride"], values["cache_pos_stride"]) == (N * (V + 8), V + 8)
     assert (values["base_vector"], values["cache_vector"]) == (0, 1)
     assert (values["rows"], values["query_per_row"], values["token_stride"]) == (2, 2, N)
-    assert (values["vocab_start"], values["width"], values["ctas"], values["stream"]) == (0, V, 132, 77)
+    assert (values["vocab_start"], values["width"], values["ctas"]) == (0, V, 132)
+    # Not an int: CuTe DSL would take that for 32 bits.
+    assert not isinstance(values["stream"], int) and int(values["stream"]) == 77
     assert values["timeout_ns"] == 30_000 * 1_000_000
     for name in ("input_ids", "idx_mapping", "temperature", "draft_tokens"):
         assert values[name] == call[name].data_ptr(), name
@@ -324,6 +330,15 @@ def test_every_argument_is_checked_before_anything_is_launched(
     with pytest.raises(error) as caught:
         sampler.sample(**(batch(2) | {name: value}))
     assert name in str(caught.value) and "expected" in str(caught.value) and text in str(caught.value)
+    assert gpu.events == []
+
+
+def test_another_current_device_is_refused(
+    gpu: Recorder, sampler: launcher.ChainLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher.torch.cuda, "current_device", lambda: 3)
+    with pytest.raises(ValueError, match="current CUDA device: expected None, this sampler's, got 3"):
+        sampler.sample(**batch(2))
     assert gpu.events == []
 
 
