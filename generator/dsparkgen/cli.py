@@ -154,7 +154,7 @@ def plan(
     """Show the plan: tiles, residency by tier, bytes a position, and the floor in microseconds."""
     from dsparkgen import plan as planner
 
-    roots = tree.find_roots(root, specs, specs)
+    roots = tree.find_roots(root, specs, reads_only=True)
     all_specs, devices = tree.read_specs(roots.specs), tree.load_all_devices(roots)
     tree.require_spec(model, all_specs, roots)
     if device not in devices:
@@ -205,10 +205,10 @@ def compile_(
 @_guarded
 def verify(
     models: Models = None,
+    batches: Annotated[int, typer.Option(min=1, help="Random batches of each kernel variant.")] = 200,
+    replays: Annotated[int, typer.Option(min=1, help="Replays of a captured graph with changing inputs.")] = 1000,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile.")] = 6,
     record: Annotated[bool, typer.Option("--record", help="Write the evidence below benchmarks/results.")] = False,
-    batches: Annotated[int, typer.Option(min=1, help="Random batches of each pair of dtypes.")] = 200,
-    replays: Annotated[int, typer.Option(min=1, help="Replays of each captured graph.")] = 1000,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time; each pair of dtypes is one.")] = 6,
     json_path: Json = None,
     root: Root = None,
     specs: Specs = None,
@@ -283,7 +283,7 @@ def bench(
 @_guarded
 def list_(root: Root = None, specs: Specs = None, out: Out = None) -> None:
     """List the models with their kernels, archs and evidence."""
-    roots = tree.find_roots(root, specs, out)
+    roots = tree.find_roots(root, specs, out, reads_only=True)
     with _working("rendering"):
         built = tree.build_tree(roots)
     faults, table = _evidence(built, roots)
@@ -299,10 +299,9 @@ def vendor(
     to: Annotated[Path, typer.Option(metavar="DIR", help="The folder that becomes the package.")],
     root: Root = None,
     specs: Specs = None,
-    out: Out = None,
 ) -> None:
     """Copy one model's kernels out, importable without this tool under any package name."""
-    roots = tree.find_roots(root, specs, out)
+    roots = tree.find_roots(root, specs, reads_only=True)
     with _working("rendering"):
         built = tree.build_tree(roots)
     tree.require_spec(model, built.specs, roots)
@@ -326,7 +325,7 @@ def schema_(
 @_guarded
 def doctor(root: Root = None, specs: Specs = None, out: Out = None) -> None:
     """Report versions, folders and GPU of this machine."""
-    roots = tree.find_roots(root, specs, out)
+    roots = tree.find_roots(root, specs, out, reads_only=True)
     all_specs, devices = tree.read_specs(roots.specs), tree.load_all_devices(roots)
     if not report.environment(roots, len(all_specs), tuple(devices)):
         raise typer.Exit(BAD_INPUT)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dsparkgen.locate import InvalidFile, Location, Table, read_document, show, validate
+from dsparkgen.locate import InvalidFile, Location, Problem, Table, read_document, show, validate
 from dsparkgen.spec import Arch
 
 Mark = Literal["measured", "published", "estimated"]
@@ -116,7 +116,7 @@ def read_devices(folder: Path) -> dict[str, DeviceSpec]:
         InvalidFile: With the problems of all files.
     """
     devices: dict[str, DeviceSpec] = {}
-    problems = []
+    problems: list[Problem] = []
     for path in sorted(folder.glob("*.toml")):
         try:
             devices[path.stem] = read_device(path)

@@ -453,13 +453,14 @@ class _Partial:
         if where in self._bad:
             raise Unavailable
         table = _table_in(field)
-        if isinstance(table, type) and field.annotation is table:
-            return _Partial(table, self._data.get(name, {}), self._bad, where)
+        if table is not None and field.annotation is table:
+            return _Partial(typing.cast(type[Table], table), self._data.get(name, {}), self._bad, where)
         if any(bad[: len(where)] == where for bad in self._bad):
             raise Unavailable
         if name in self._data:
             try:
-                return TypeAdapter(field.annotation).validate_python(self._data[name], strict=True)
+                adapter: TypeAdapter[Any] = TypeAdapter(typing.cast(Any, field.annotation))
+                return adapter.validate_python(self._data[name], strict=True)
             except (ValidationError, PydanticUndefinedAnnotation):
                 raise Unavailable from None
         if field.is_required():

@@ -19,6 +19,8 @@ from dsparkgen.locate import Problem, show_path
 from dsparkgen.spec import ModelSpec
 from dsparkgen.tree import MANIFEST, PACKAGE, RUFF_VERSION, Change, Roots, Tree, formatter_version
 
+LIST_WIDTH = 120  # characters where no terminal says how wide it is
+
 Style = Literal["text", "github"]
 
 
@@ -99,28 +101,23 @@ def models(specs: Mapping[str, ModelSpec], evidence: Sequence[KernelState]) -> N
     """The models with their shapes, kernels and, for every arch, how far it is verified."""
     table = Table(box=SIMPLE_HEAD)
     for heading in ("model", "vocabulary", "rank", "N", "TP", "kernels", "archs"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=True)
     for name, spec in specs.items():
-        vocabulary = spec.vocabulary
-        width = (
-            str(vocabulary.target)
-            if vocabulary.draft == vocabulary.target
-            else f"{vocabulary.draft} of {vocabulary.target}"
-        )
+        target, draft = spec.vocabulary.target, spec.vocabulary.draft
         archs = []
         for arch in spec.emit.archs:
-            states = [line.state for line in evidence if (line.model, line.arch) == (name, arch)]
-            archs.append(f"{arch} ({', '.join(sorted(set(states))) or 'not generated'})")
+            states = sorted({line.state for line in evidence if (line.model, line.arch) == (name, arch)})
+            archs.append(f"{arch} {', '.join(states) or 'not generated'}")
         table.add_row(
             name,
-            width,
+            str(target) if draft == target else f"{draft} of {target}",
             str(spec.markov.rank_dim),
             str(spec.draft.num_steps),
             " ".join(map(str, spec.parallel.tp)),
             " ".join(spec.emit.kernels),
             "\n".join(archs),
         )
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else LIST_WIDTH).print(table)
 
 
 def environment(roots: Roots, specs: int, devices: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dsparkgen.locate import Document, InvalidFile, Location, Table, read_document, show, validate
+from dsparkgen.locate import Document, InvalidFile, Location, Problem, Table, read_document, show, validate
 
 FORMAT = 1
 
@@ -360,7 +360,7 @@ class ModelSpec(Table):
     model: Model = Field(description="Name and title.")
     vocabulary: Vocabulary = Field(description="Token ids.")
     markov: Markov = Field(description="The Markov embedding and head.")
-    draft: Draft = Field(description="Shape of a draft step.")
+    draft: Draft = Field(description="Steps and rows of a draft.")
     logits: Logits = Field(description="Data types and output transform.")
     noise: Noise = Field(default=Noise(), description="Gumbel noise.")
     parallel: Parallel = Field(description="Tensor parallelism.")
@@ -400,16 +400,16 @@ def parse_spec(document: Document, *, stem: str) -> ModelSpec:
         )
         message = f"must be {FORMAT}, the spec format of this dsparkgen (got {show(number)}); {way}"
         raise InvalidFile([document.problem(("format",), message)])
-    problems = ()
+    problems: list[Problem] = []
     try:
         spec = validate(document, ModelSpec)
     except InvalidFile as error:
-        problems = error.problems
+        problems += error.problems
     name = document.data.get("model", {})
     name = name.get("name") if isinstance(name, dict) else None
     if isinstance(name, str) and name != stem and not any(problem.key == "model.name" for problem in problems):
-        problem = document.problem(("model", "name"), f"must equal the file's name, {show(stem)} (got {show(name)})")
-        raise InvalidFile([*problems, problem])
+        message = f"must equal the file's name, {show(stem)} (got {show(name)})"
+        problems.append(document.problem(("model", "name"), message))
     if problems:
         raise InvalidFile(problems)
     return spec
@@ -422,7 +422,7 @@ def read_specs(folder: Path) -> dict[str, ModelSpec]:
         InvalidFile: With the problems of all files.
     """
     specs: dict[str, ModelSpec] = {}
-    problems = []
+    problems: list[Problem] = []
     for path in sorted(folder.glob("*.toml")):
         try:
             specs[path.stem] = read_spec(path)

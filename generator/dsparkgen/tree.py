@@ -80,14 +80,18 @@ class Tree:
         return json.loads(self.files[MANIFEST])
 
 
-def find_roots(root: Path | None = None, specs: Path | None = None, out: Path | None = None) -> Roots:
+def find_roots(
+    root: Path | None = None, specs: Path | None = None, out: Path | None = None, *, reads_only: bool = False
+) -> Roots:
     """Where things are.
 
     Args:
         root: The folder with specs/ and templates/. Default: the nearest parent of the working directory that has both,
             else what the installed package carries.
         specs: Private specs; device files in its devices/ are known beside the root's.
-        out: Source root to generate into. Default: the root's generated/, for private specs required.
+        out: Source root that is generated into. Default: the root's generated/; private specs and those of an installed
+            package have no default.
+        reads_only: The caller neither writes nor compares a generated tree, so that `out` may be absent.
 
     Raises:
         UsageError: No such folder, or nowhere to write.
@@ -97,7 +101,7 @@ def find_roots(root: Path | None = None, specs: Path | None = None, out: Path | 
         raise UsageError(f"expected a folder with specs/ and templates/ (got {show_path(base)}); give it by --root")
     if specs is not None and not specs.is_dir():
         raise UsageError(f"--specs: expected a folder (got {show_path(specs)})")
-    if out is None and (specs is not None or base == SHIPPED):
+    if out is None and not reads_only and (specs is not None or base == SHIPPED):
         why = "private specs" if specs is not None else "specs of an installed package"
         raise UsageError(f"{why} need --out, the source root to generate into")
     devices = (base / "specs" / "devices",) + ((specs / "devices",) if specs is not None else ())
@@ -126,7 +130,7 @@ def build_tree(roots: Roots, *, only: Sequence[str] = ()) -> Tree:
     devices = load_all_devices(roots)
     for name in only:
         require_spec(name, specs, roots)
-    source = {}
+    source: dict[str, str] = {}
     for spec in specs.values():
         source |= render(spec, devices, templates=roots.templates)
     shared = render_package(tuple(specs.values()), templates=roots.templates)
@@ -134,8 +138,8 @@ def build_tree(roots: Roots, *, only: Sequence[str] = ()) -> Tree:
     source[registry] = shared.pop(registry)
     files = format_files(source) | shared
     if only:
-        files = {name: _kept(roots.out, name, text, only) for name, text in files.items()}
-        files = {name: text for name, text in files.items() if text is not None}
+        kept = {name: _kept(roots.out, name, text, only) for name, text in files.items()}
+        files = {name: text for name, text in kept.items() if text is not None}
     files[MANIFEST] = _manifest(specs, devices, roots, files)
     return Tree(specs, files)
 
@@ -182,7 +186,7 @@ def explain(name: str, tree: Tree, old: Manifest, roots: Roots) -> tuple[str, ..
     new = tree.manifest
     causes: list[str] = []
     folder = name.split("/")[1] if name.count("/") == 2 else None
-    if folder in tree.specs:
+    if folder is not None and folder in tree.specs:
         causes += _changed_values(old, new, "models", folder, roots.specs / f"{folder}.toml")
         for device in sorted({*old.get("devices", {}), *new["devices"]}):
             path = next(
@@ -203,7 +207,7 @@ def explain(name: str, tree: Tree, old: Manifest, roots: Roots) -> tuple[str, ..
 
 def diff(tree: Tree, roots: Roots, *, only: Sequence[str] = ()) -> str:
     """What regenerating would change, as a unified diff."""
-    text = []
+    text: list[str] = []
     for change in compare(tree, roots):
         if only and not any(change.path.startswith(f"{PACKAGE}/{model}/") for model in only):
             continue
@@ -217,7 +221,7 @@ def diff(tree: Tree, roots: Roots, *, only: Sequence[str] = ()) -> str:
 
 def diff_models(tree: Tree, model: str, other: str) -> str:
     """One model's files against another's, as they must be, as a unified diff."""
-    text = []
+    text: list[str] = []
     sides = [
         {name.split("/")[2]: name for name in tree.files if name.startswith(f"{PACKAGE}/{m}/")} for m in (other, model)
     ]

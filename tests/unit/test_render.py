@@ -26,6 +26,7 @@ GENERATED = sorted((ROOT / "generated" / "dspark_kernels").rglob("*.py"))
 MODEL = "dspark_kernels/deepseek_v41"
 LOGIC_LINES = 12  # a template that decides more belongs in plan.py
 KERNEL_LINES = 400
+MODEL_LINES = 1500  # what is the same for all models belongs in templates/device
 ARITHMETIC = (nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod, nodes.Pow, nodes.Neg)
 RESIDUE = re.compile(r"\{\{ *(spec|plan|models)\b|^\s*# (% |##)", re.MULTILINE)
 EXTERNAL = {"torch", "triton", "cutlass", "cuda"}
@@ -145,6 +146,18 @@ def test_the_vocabulary_moves_constants_and_plan_lines(sandbox, changed_lines) -
         assert not kept or name == "config.py", (name, kept)
 
 
+def test_two_models_have_the_same_functions_in_the_same_order(sandbox) -> None:
+    sandbox.add_spec("other_model", ("target = 129280", "target = 151936"), ("num_steps = 5", "num_steps = 7"))
+    files = tree.build_tree(sandbox.roots).files
+    for name in (name for name in files if name.startswith(f"{MODEL}/")):
+        other = files[name.replace("deepseek_v41", "other_model")]
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        first, second = [
+            [n.name for n in ast.walk(ast.parse(text)) if isinstance(n, kinds)] for text in (files[name], other)
+        ]
+        assert first == second
+
+
 def test_template_comments_do_not_reach_the_digest(sandbox) -> None:
     before = tree.build_tree(sandbox.roots).files[f"{MODEL}/fused.py"]
     sandbox.edit("templates/model/fused.tpl.py", ("\nfrom ", "\n# ## only for readers of the template\nfrom "))
@@ -203,6 +216,13 @@ def test_generated_file_stands_alone(path: Path) -> None:
         for module in modules:
             top = module.split(".")[0]
             assert top in EXTERNAL or top in sys.stdlib_module_names, module
+
+
+def test_a_model_stays_small() -> None:
+    assert (
+        sum(len(path.read_text().splitlines()) for path in GENERATED if path.parent.name == "deepseek_v41")
+        <= MODEL_LINES
+    )
 
 
 def test_generated_modules_are_all_there() -> None:
