@@ -21,7 +21,7 @@ venv: $(STAMP) ## .venv with the tool, the product's requirements and the test t
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@echo "Setting up $(VENV) (the first time downloads the compilers and PyTorch) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -qq $(CONSTRAINTS:%=-c %) -e '.[cuda,test]'
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -qq $(CONSTRAINTS:%=-c %) -e '.[cuda,dev]'
 	@touch $@
 
 demo: $(STAMP) ## spec -> plan -> kernels -> resource table -> draft tokens beside the reference
