@@ -20,7 +20,16 @@ import triton.language as tl
 from . import config
 from .._device import host
 from .._device.noise_math import gumbel32, hash_prefix
-from .._device.score_math import LARGEST_ID, PAD_ORDER, key_token, narrow_bf16, order_of, pack_key, round_bf16, widen_bf16
+from .._device.score_math import (
+    LARGEST_ID,
+    PAD_ORDER,
+    key_token,
+    narrow_bf16,
+    order_of,
+    pack_key,
+    round_bf16,
+    widen_bf16,
+)
 
 VOCAB_SIZE = tl.constexpr(config.VOCAB_SIZE)
 # Ids from here on belong to a padded head: cached as -inf, never drawn.
@@ -34,23 +43,22 @@ DRAFT_SALT = tl.constexpr(config.DRAFT_SALT)
 # Bits that the draft step is shifted by before it is mixed into the seed: the step fills the seed's high word.
 STEP_SHIFT = tl.constexpr(32)
 
-ROW_TILE = tl.constexpr(16)  # request rows of a program
 KEY_TILE = tl.constexpr(128)  # programs whose keys the last one reads at a time
 LOWEST_KEY = tl.constexpr(-(2**63))  # below every key of a program
 VECTOR_BYTES = tl.constexpr(16)  # alignment of weight rows
 BLOCK = 64  # head rows of a program on a GPU: 32 KiB of head at rank 256, several programs a SM keep loads in flight
 INTERPRETER_BLOCK = 8192  # the interpreter's cost is per program more than per element
 NUM_WARPS = 4
+ROW_TILE = 16  # request rows of a program: columns of a tensor-core tile
 RUNTIME_ARGUMENTS = range(20)  # of the kernel, by place: all but its compile-time constants
 LARGEST_STRIDE = 2**31 - 1  # query_per_row and token_stride are 32-bit in the kernel
 
 
 @triton.jit
 def _load_fp32(pointers, mask):
-    if pointers.dtype.element_ty == tl.bfloat16:
-        value = widen_bf16(tl.load(pointers, mask=mask, other=0.0))
-    else:
-        value = tl.load(pointers, mask=mask, other=0.0)
+    value = tl.load(pointers, mask=mask)
+    if value.dtype == tl.bfloat16:
+        value = widen_bf16(value)
     return value
 
 
@@ -80,6 +88,7 @@ def _fused_step(
     rows,
     step,
     BLOCK: tl.constexpr,
+    ROW_TILE: tl.constexpr,
     TENSOR_CORES: tl.constexpr,
 ):
     program = tl.program_id(0)
@@ -119,8 +128,9 @@ def _fused_step(
         rank = rank_start + tl.arange(0, RANK_TILE)
         head_at = tl.multiple_of(head + column[:, None].to(tl.int64) * RANK_DIM + rank[None, :], [1, VECTOR_BYTES])
         embed_at = tl.multiple_of(embed + prev[None, :] * RANK_DIM + rank[:, None], [VECTOR_BYTES, 1])
-        head_tile = tl.load(head_at, mask=in_vocab[:, None], other=0.0)
-        embed_tile = tl.load(embed_at, mask=live[None, :], other=0.0)
+        # Masked elements are undefined: they reach only columns beyond the vocabulary and rows beyond the batch.
+        head_tile = tl.load(head_at, mask=in_vocab[:, None])
+        embed_tile = tl.load(embed_at, mask=live[None, :])
         if TENSOR_CORES:
             bias = tl.dot(head_tile, embed_tile, bias)
         else:
@@ -196,13 +206,13 @@ class FusedLoop:
         self._on_gpu = self.device.type == "cuda"
         if block is None:
             block = BLOCK if self._on_gpu else INTERPRETER_BLOCK
-        host.check_int("block", block, ROW_TILE.value)
+        host.check_int("block", block, ROW_TILE)
         if block & (block - 1):
             raise ValueError(f"block: expected a power of two, got {block}")
         self._block = block
         self._programs = triton.cdiv(config.VOCAB_SIZE, block)
-        tiles = triton.cdiv(max_reqs, ROW_TILE.value)
-        self._keys = torch.empty((tiles, self._programs, ROW_TILE.value), dtype=torch.int64, device=self.device)
+        tiles = triton.cdiv(max_reqs, ROW_TILE)
+        self._keys = torch.empty((tiles, self._programs, ROW_TILE), dtype=torch.int64, device=self.device)
         self._arrivals = torch.zeros(tiles, dtype=torch.int32, device=self.device)
         base_dtypes = tuple(host.DTYPES[name] for name in config.BASE_DTYPES)
         cache_dtypes = tuple(host.DTYPES[name] for name in config.CACHE_DTYPES)
@@ -282,9 +292,11 @@ class FusedLoop:
         ):
             expected.check(name, tensor, self.device)
         host.check_int("first stride of draft_tokens", draft_tokens.stride(0), 0, LARGEST_STRIDE)
+        # The interpreter computes every lane of a tile, also those without a row.
+        row_tile = ROW_TILE if self._on_gpu else min(ROW_TILE, triton.next_power_of_2(rows))
         with torch.cuda.device_of(base_logits):
             for step in range(config.NUM_STEPS):
-                _fused_step[self._programs, triton.cdiv(rows, ROW_TILE.value)](
+                _fused_step[self._programs, triton.cdiv(rows, row_tile)](
                     self.head_weight,
                     self.embed_weight,
                     base_logits,
@@ -306,6 +318,7 @@ class FusedLoop:
                     rows,
                     step,
                     BLOCK=self._block,
+                    ROW_TILE=row_tile,
                     TENSOR_CORES=self._on_gpu,
                     num_warps=NUM_WARPS,
                 )
@@ -361,8 +374,9 @@ def compile_builds() -> dict[str, tuple[Any, dict[str, str], dict[str, Any], dic
                 "rows": "i32",
                 "step": "i32",
                 "BLOCK": "constexpr",
+                "ROW_TILE": "constexpr",
                 "TENSOR_CORES": "constexpr",
             }
-            constants = {"BLOCK": BLOCK, "TENSOR_CORES": True}
+            constants = {"BLOCK": BLOCK, "ROW_TILE": ROW_TILE, "TENSOR_CORES": True}
             builds[f"{base}/{cache}"] = (_fused_step, signature, constants, {"num_warps": NUM_WARPS})
     return builds

@@ -94,7 +94,9 @@ def draw_noise(
     host.check_int("vocab_start", vocab_start, 0)
     host.check_int("width", width, 1)
     columns = triton.cdiv(width, VECTOR.value) * VECTOR.value
-    wanted = host.Expected((torch.float32,), (num_samples, columns), (0, 1), contiguous=True, alignment=VECTOR_BYTES.value)
+    wanted = host.Expected(
+        (torch.float32,), (num_samples, columns), (0, 1), contiguous=True, alignment=VECTOR_BYTES.value
+    )
     wanted.check("out", out, out.device)
     if out.stride(0) % VECTOR.value:
         raise ValueError(f"out: expected rows of a multiple of {VECTOR.value} columns, got {out.stride(0)}")

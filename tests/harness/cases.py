@@ -159,7 +159,9 @@ def random_case(
         sample_pos=positions,
         temperature=heat,
         seeds=integers(-(2**63), 2**63 - 1, max_reqs),
-        logits_cache=_laid_out(torch.empty(max_reqs, num_steps, cache_columns, dtype=cache_dtype, device=device), layout),
+        logits_cache=_laid_out(
+            torch.empty(max_reqs, num_steps, cache_columns, dtype=cache_dtype, device=device), layout
+        ),
         draft_tokens=torch.empty(max_reqs, num_steps, dtype=torch.int64, device=device),
         query_per_row=query_per_row,
         sampling_limit=vocab_size if sampling_limit is None else sampling_limit,

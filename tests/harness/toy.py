@@ -53,7 +53,9 @@ def toy_model(folder: Path, vocab_size: int, **options: Any) -> ModuleType:
     templates = ROOT / "templates"
     # A name of its own for each rendering, as Python keeps imported packages by name.
     package = f"toy_kernels_{next(_counter)}"
-    for path, text in (render(spec, devices, templates=templates) | render_package([spec], templates=templates)).items():
+    for path, text in (
+        render(spec, devices, templates=templates) | render_package([spec], templates=templates)
+    ).items():
         target = folder / path.replace("dspark_kernels", package, 1)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")

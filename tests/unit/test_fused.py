@@ -8,28 +8,13 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from tests.harness.cases import POISON_LOGIT, Case, exact_case, exact_weights  # noqa: E402
-from tests.harness.oracle import oracle, same_bits, why_unequal_on_cpu  # noqa: E402
-from tests.harness.toy import toy_model  # noqa: E402
+from tests.harness.cases import POISON_LOGIT, POISON_TOKEN, Case, exact_case, random_case  # noqa: E402
+from tests.harness.oracle import gumbel, same_bits, walk_case, why_unequal_on_cpu  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here, not interpreted")
 
 NAN, INF = float("nan"), float("inf")
 Models = Callable[..., ModuleType]
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """Rendered toy models by their options; each is rendered once."""
-    made: dict[str, ModuleType] = {}
-
-    def get(vocab_size: int, **options: object) -> ModuleType:
-        key = repr((vocab_size, sorted(options.items())))
-        if key not in made:
-            made[key] = toy_model(tmp_path_factory.mktemp("toy"), vocab_size, **options)
-        return made[key]
-
-    return get
 
 
 def draw(model: ModuleType, case: Case, *, block: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,12 +34,17 @@ def assert_right(model: ModuleType, case: Case, *, block: int | None = None) -> 
 
 
 def with_logits(case: Case, logits: torch.Tensor) -> Case:
-    """The case with these base logits [rows, N, V] and no bias."""
+    """The case with these base logits, [V] for all or [rows, N, V], and no bias."""
+    shape = (case.rows, case.num_steps, case.vocab_size)
     return case.replace(
-        base_logits=logits.to(case.base_logits.dtype),
+        base_logits=logits.expand(shape).to(case.base_logits.dtype).contiguous(),
         embed_weight=torch.zeros_like(case.embed_weight),
         head_weight=torch.zeros_like(case.head_weight),
     )
+
+
+def greedy_case(vocab: int, rows: int = 1, **options: object) -> Case:
+    return exact_case(vocab, 64, 3, rows, seed=vocab, temperatures=(0.0,), **options)
 
 
 # Vocabularies below, at and above a block and odd; ranks with a tile of 128, 64 and 16; every dtype pair, row tile
@@ -73,10 +63,339 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 @pytest.mark.parametrize(("vocab", "rank", "rows", "padding", "base", "cache", "layout"), GRID)
 def test_equals_the_oracle(
-    models: Models, vocab: int, rank: int, rows: int, padding: int, base: str, cache: str, layout: str
+    toy_models: Models, vocab: int, rank: int, rows: int, padding: int, base: str, cache: str, layout: str
 ) -> None:
     case = exact_case(
         vocab, rank, 3, rows, seed=vocab + rows, padding_rows=padding, layout=layout,
         base_dtype=DTYPES[base], cache_dtype=DTYPES[cache], query_per_row=4,
     )  # fmt: skip
-    assert_right(models(vocab, rank_dim=rank), case, block=32)
+    assert_right(toy_models(vocab, rank_dim=rank), case, block=32)
+
+
+def test_bias_of_random_weights(toy_models: Models) -> None:
+    """Dot products that are not exact: summed in another order, a bias may round to the neighbouring bf16, and no further."""
+    case = random_case(257, 128, 3, 4, seed=9, base_dtype=torch.float32, cache_dtype=torch.float32)
+    tokens, cache = draw(toy_models(257, rank_dim=128), case)
+    want = walk_case(case, follow=tokens).logits_cache
+    for row in range(case.rows):
+        state = case.idx_mapping[row * 3]
+        bias = want[state] - case.base_logits[row]
+        assert bool(((cache[state] - want[state]).abs() <= bias.abs() * 2.0**-7 + 1e-6).all())
+        assert int((cache[state] != want[state]).sum()) <= 4
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 512])
+def test_every_block_size_draws_the_same(toy_models: Models, block: int) -> None:
+    """Case 2 for the variants that one launch can have."""
+    case = exact_case(210, 64, 3, 3, seed=21)
+    want = draw(toy_models(210), case)
+    got = draw(toy_models(210), case, block=block)
+    assert torch.equal(got[0], want[0]) and same_bits(got[1], want[1])
+
+
+def test_every_dtype_draws_the_same(toy_models: Models) -> None:
+    """Case 2: base logits and sums that bf16 holds, so that dtypes of base and cache make no difference; neither does torch's
+    generator."""
+    case = exact_case(210, 64, 3, 3, seed=22, temperatures=(0.9, 0.0, 1.7))
+    case = case.replace(
+        base_logits=case.base_logits.round(),
+        head_weight=case.head_weight.round(),
+        embed_weight=case.embed_weight.round(),
+    )
+    tokens = []
+    for base in DTYPES.values():
+        for cache in DTYPES.values():
+            torch.rand(len(tokens) + 1)
+            variant = case.replace(base_logits=case.base_logits.to(base), logits_cache=case.logits_cache.to(cache))
+            tokens.append(assert_right(toy_models(210), variant))
+    assert all(torch.equal(other, tokens[0]) for other in tokens[1:])
+
+
+def test_noise_kernel_and_fused_kernel_share_the_draw(toy_models: Models) -> None:
+    """Case 2: with flat logits the winner is the id of the largest noise that the noise kernel writes."""
+    model, rows = toy_models(210), 4
+    case = with_logits(exact_case(210, 64, 3, rows, seed=23, temperatures=(1.0,)), torch.zeros(210))
+    noise = torch.empty(rows * 3, 212)
+    state = (case.idx_mapping, case.sample_pos, case.temperature, case.seeds)
+    model.noise.draw_noise(noise, *state, num_samples=rows * 3)
+    tokens, _ = draw(model, case)
+    assert torch.equal(tokens[:rows].flatten(), noise[:, :210].argmax(dim=1))
+
+
+def test_padding_rows_are_inert(toy_models: Models) -> None:
+    """Case 3: only the states of live rows change; the live rows are those of the unpadded call."""
+    model = toy_models(97)
+    case = exact_case(97, 64, 3, 4, seed=31, padding_rows=2)
+    # Where a read at index -1 would land: the kernel must not use what is there.
+    heat = torch.cat([torch.tensor([NAN]), case.temperature])
+    case = case.replace(temperature=heat[1:])
+    tokens = assert_right(model, case)
+    assert bool(((tokens[:4] >= 0) & (tokens[:4] < 97)).all()) and bool((tokens[4:] == POISON_TOKEN).all())
+    cut = case.replace(base_logits=case.base_logits[:2])
+    cut_tokens, cut_cache = draw(model, cut)
+    assert torch.equal(cut_tokens[:2], tokens[:2])
+    assert same_bits(cut_cache, draw(model, case)[1])
+
+
+def test_state_is_read_per_position(toy_models: Models) -> None:
+    """A row may be padding at some positions and live at others."""
+    case = exact_case(97, 64, 3, 2, seed=32)
+    case.idx_mapping[1], case.idx_mapping[3] = -1, 4
+    assert_right(toy_models(97), case)
+
+
+@pytest.mark.parametrize("cache", ["bf16", "fp32"])
+def test_u_of_one_does_not_win(toy_models: Models, cache: str) -> None:
+    """Cases 4 and 5: token 114765 has hash 0xFFFFFFFF; masked or merely unlikely, it must lose, without a NaN on the way."""
+    model = toy_models(129280, num_steps=1)
+    case = exact_case(
+        129280, 64, 1, 2, seed=1, cache_dtype=DTYPES[cache], temperatures=(1.0,), base_dtype=torch.float32
+    )
+    logits = torch.full((2, 1, 129280), -INF)
+    logits[:, 0, 7] = 0.0
+    logits[1, 0, 114765] = -5.0
+    case = with_logits(case, logits).replace(sample_pos=torch.full((2,), 17057), seeds=torch.full((5,), 42))
+    loop = model.fused.FusedLoop(case.embed_weight, case.head_weight, max_reqs=case.max_reqs)
+    loop.sample(*case.call_arguments)
+    assert case.draft_tokens[:2, 0].tolist() == [7, 7]
+    assert int((loop._keys[0, :, :2] >> 32).max()) < 0x7F800000
+
+
+def test_smallest_u_wins(toy_models: Models) -> None:
+    """Case 6: hash 0 has noise 22.87, which beats 16 and every other noise; 24-bit noise would not reach it."""
+    model = toy_models(129280, num_steps=1)
+    case = exact_case(129280, 64, 1, 1, seed=1, temperatures=(1.0,))
+    logits = torch.zeros(129280)
+    logits[0] = 16.0
+    case = with_logits(case, logits).replace(sample_pos=torch.tensor([49061]), seeds=torch.full((4,), 42))
+    noise = gumbel(42, 49060 + case.draft_salt, 129280, case.device)
+    assert float(noise[0]) < 6.8 and float(noise.topk(2).values[1]) < 22.8
+    assert draw(model, case)[0][0, 0] == 95872
+
+
+TIES = {
+    "constant": ({}, 0.5, 0),
+    "zero": ({}, 0.0, 0),
+    "last of a block, first of the next": ({31: 2.0, 32: 2.0}, 0.0, 31),
+    "two later blocks": ({70: 2.0, 64: 2.0, 96: 2.0}, 0.0, 64),
+    "zeros of both signs": ({3: -0.0, 40: 0.0}, -1.0, 3),
+    "zeros of both signs, other order": ({3: 0.0, 40: -0.0}, -1.0, 3),
+    "negative only": ({5: -2.0, 77: -1.5}, -3.0, 77),
+    "negative, small and large": ({0: -1e30, 1: -1e-30, 98: -1e-20}, -1e38, 1),
+    "infinity": ({60: INF, 98: INF}, 1.0, 60),
+    "one finite": ({50: -3e38}, -INF, 50),
+    "all masked": ({}, -INF, 0),
+    "NaN beats infinity": ({9: INF, 80: NAN}, 0.0, 80),
+    "first NaN": ({33: NAN, 98: NAN}, 0.0, 33),
+    "all NaN": ({}, NAN, 0),
+}
+
+
+@pytest.mark.parametrize("name", TIES)
+@pytest.mark.parametrize(("base", "cache"), [("bf16", "bf16"), ("fp32", "fp32")])
+def test_ties_masks_and_nan(toy_models: Models, name: str, base: str, cache: str) -> None:
+    """Cases 7, 8 and 18 on one tile list: 99 ids in blocks of 32, the last one with 3; greedy, so that ties are exact."""
+    marks, rest, want = TIES[name]
+    logits = torch.full((99,), rest)
+    for column, value in marks.items():
+        logits[column] = value
+    case = with_logits(greedy_case(99, base_dtype=DTYPES[base], cache_dtype=DTYPES[cache]), logits)
+    tokens = assert_right(toy_models(99), case, block=32)
+    assert tokens[0].tolist() == [want] * 3
+
+
+@pytest.mark.parametrize("vocab", [17, 31, 33])
+@pytest.mark.parametrize("heat", [0.0, 0.8])
+def test_masked_rows_stay_in_range(toy_models: Models, vocab: int, heat: float) -> None:
+    """Case 7: a row that is all -inf or all NaN gives id 0 at any temperature, never one beyond the vocabulary."""
+    case = exact_case(vocab, 64, 3, 2, seed=vocab, temperatures=(heat,))
+    logits = torch.full((2, 3, vocab), -INF)
+    logits[1] = NAN
+    tokens = assert_right(toy_models(vocab), with_logits(case, logits), block=16)
+    assert tokens[:2].tolist() == [[0, 0, 0]] * 2
+
+
+def test_nan_in_one_row_leaves_others_alone(toy_models: Models) -> None:
+    """Case 8: NaN in a head row, in one row's logits, and none in the others'."""
+    case = exact_case(99, 64, 3, 3, seed=81)
+    clean = draw(toy_models(99), case)
+    case.base_logits[1, 1, 55] = NAN
+    tokens = assert_right(toy_models(99), case, block=32)
+    assert tokens[1, 1] == 55
+    assert torch.equal(tokens[[0, 2]], clean[0][[0, 2]])
+    case.head_weight[70] = NAN
+    tokens = assert_right(toy_models(99), case, block=32)
+    assert tokens[:3].tolist() == [[70, 70, 70], [70, 55, 70], [70, 70, 70]]
+
+
+@pytest.mark.parametrize(
+    ("base", "bias", "want"), [(8.0, (0.01, 0.02), 0), (8.0, (0.0, 0.03126), 0), (8.0, (0.03, 0.04), 1)]
+)
+def test_rounding_makes_ties(toy_models: Models, base: float, bias: tuple[float, float], want: int) -> None:
+    """Case 19: bias to bf16, then the sum to bf16; the dot products are sums of three bf16 numbers, exact in fp32."""
+    case = greedy_case(17)
+    embed, head = torch.zeros_like(case.embed_weight), torch.zeros_like(case.head_weight)
+    embed[:, :3] = 1.0
+    for token, value in enumerate(bias):
+        rest = torch.tensor(value)
+        for column in range(3):
+            head[token, column] = rest.bfloat16()
+            rest = rest - rest.bfloat16().float()
+    logits = torch.full((17,), -INF)
+    logits[:2] = base
+    case = with_logits(case, logits).replace(embed_weight=embed, head_weight=head)
+    assert assert_right(toy_models(17), case)[0].tolist() == [want] * 3
+
+
+def test_greedy_rows_ignore_seed_and_position(toy_models: Models) -> None:
+    """Case 24: temperatures mixed in one batch; each row equals its single-row call."""
+    model = toy_models(99)
+    case = exact_case(99, 64, 3, 4, seed=24, max_reqs=4, temperatures=(0.0, 1.0, 0.0, 0.7))
+    case = case.replace(idx_mapping=torch.arange(4).repeat_interleave(3))
+    tokens = assert_right(model, case)
+    other = case.replace(seeds=case.seeds + 1, sample_pos=case.sample_pos + 5)
+    moved = assert_right(model, other)
+    assert torch.equal(moved[[0, 2]], tokens[[0, 2]]) and not torch.equal(moved[[1, 3]], tokens[[1, 3]])
+    for row in range(4):
+        single = case.replace(
+            base_logits=case.base_logits[row : row + 1],
+            input_ids=case.input_ids[row * 3 :],
+            idx_mapping=case.idx_mapping[row * 3 :],
+            sample_pos=case.sample_pos[row * 3 :],
+        )
+        assert torch.equal(draw(model, single)[0][0], tokens[row])
+
+
+def test_tiny_temperature_gives_no_nan(toy_models: Models) -> None:
+    """Case 24: logits of 3e4 at T = 1e-6 stay finite enough for the largest to win."""
+    logits = torch.full((99,), 29_000.0)
+    logits[40] = 30_000.0
+    case = with_logits(exact_case(99, 64, 3, 1, seed=25, temperatures=(1e-6,)), logits)
+    assert assert_right(toy_models(99), case)[0].tolist() == [40] * 3
+
+
+def test_cache_is_written_before_temperature(toy_models: Models) -> None:
+    """Case 25: bitwise the bf16 sum at every temperature, also for greedy rows; columns beyond the vocabulary untouched."""
+    case = exact_case(99, 64, 3, 2, seed=26, cache_columns=104)
+    _, hot = draw(toy_models(99), case)
+    first = case.idx_mapping[0]
+    bias = (case.head_weight.float() @ case.embed_weight[case.input_ids[0]].float()).bfloat16()
+    assert same_bits(hot[first, 0, :99], case.base_logits[0, 0] + bias)
+    assert bool((hot[:, :, 99:] == POISON_LOGIT).all())
+
+
+def test_strided_tokens_and_anchors(toy_models: Models) -> None:
+    """Case 21: draft_tokens as columns of a wider table, anchors every 6 ids."""
+    case = exact_case(99, 64, 3, 4, seed=27, query_per_row=6)
+    table = torch.full((case.max_reqs, 8), POISON_TOKEN)
+    loop = toy_models(99).fused.FusedLoop(case.embed_weight, case.head_weight, max_reqs=case.max_reqs)
+    loop.sample(*case.replace(draft_tokens=table[:, 2:5]).call_arguments, query_per_row=6)
+    assert why_unequal_on_cpu(case, table[:, 2:5], case.logits_cache) is None
+    assert bool((table[:, :2] == POISON_TOKEN).all()) and bool((table[:, 5:] == POISON_TOKEN).all())
+
+
+def test_padded_head_is_never_drawn(toy_models: Models) -> None:
+    """Case 11: the largest base logit and the largest bias lie beyond the sampling limit."""
+    case = exact_case(20, 64, 3, 2, seed=28, sampling_limit=18, temperatures=(0.0, 1.0))
+    case.base_logits[:, :, 19] = 100.0
+    case.head_weight[18] = 100.0 * case.embed_weight[case.input_ids[0]].sign()
+    tokens = assert_right(toy_models(20, vocabulary={"sampling_limit": 18}), case, block=16)
+    assert int(tokens[:2].max()) < 18
+
+
+def test_nothing_of_one_call_is_kept(toy_models: Models) -> None:
+    """Case 35 on the CPU: one loop, the same tensors with other contents, other row counts; each call equals the oracle."""
+    case = exact_case(99, 64, 3, 18, seed=35)
+    loop = toy_models(99).fused.FusedLoop(case.embed_weight, case.head_weight, max_reqs=case.max_reqs, block=32)
+    for turn, rows in enumerate((18, 2, 17, 1)):
+        other = exact_case(
+            99, 64, 3, 18, seed=100 + turn, padding_rows=turn, weights=(case.embed_weight, case.head_weight)
+        )
+        for name in ("base_logits", "input_ids", "idx_mapping", "sample_pos", "temperature", "seeds"):
+            getattr(case, name).copy_(getattr(other, name))
+        case.poison()
+        call = case.replace(base_logits=case.base_logits[:rows])
+        loop.sample(*call.call_arguments)
+        reason = why_unequal_on_cpu(call, call.draft_tokens, call.logits_cache)
+        assert reason is None, f"call {turn}: {reason}"
+        assert not loop._arrivals.any()
+
+
+def test_warmup_draws_for_padding_only(toy_models: Models) -> None:
+    """A warm-up before the first call changes no later result."""
+    case = exact_case(99, 64, 3, 2, seed=36)
+    loop = toy_models(99).fused.FusedLoop(case.embed_weight, case.head_weight, max_reqs=case.max_reqs)
+    loop.warmup()
+    loop.warmup(cache_dtype=torch.bfloat16)
+    loop.sample(*case.call_arguments)
+    assert why_unequal_on_cpu(case, case.draft_tokens, case.logits_cache) is None
+
+
+def test_weights_that_do_not_fit(toy_models: Models) -> None:
+    case, loop_type = exact_case(99, 64, 3, 1, seed=37), toy_models(99).fused.FusedLoop
+    embed, head = case.embed_weight, case.head_weight
+    assert loop_type.why_not(embed, head, max_reqs=1) is None
+    longer = torch.cat([embed, embed])
+    assert loop_type.why_not(longer, head, max_reqs=1) is None
+    for arguments, message in (
+        ((None, head), "embed_weight: expected a tensor, got NoneType None"),
+        (
+            (embed.float(), head),
+            r"embed_weight: expected bf16 \[>= 99, 64\], contiguous, 16-byte aligned on cpu, got fp32",
+        ),
+        ((embed, head[:98]), r"head_weight: expected bf16 \[>= 99, 64\].*got bf16 \[98, 64\]"),
+        ((embed, head.t().contiguous().t()), "head_weight: .*contiguous"),
+        ((embed, torch.cat([head.flatten(), head[0]])[1:].view(-1)[: 99 * 64].view(99, 64)), "address 2 modulo 16"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loop_type(*arguments, max_reqs=1)
+    for options, message in (
+        ({"max_reqs": 0}, "max_reqs: expected an int of at least 1, got 0"),
+        ({"max_reqs": 1, "block": 48}, "block: expected a power of two, got 48"),
+        ({"max_reqs": 1, "block": 8}, "block: expected an int at least 16, got 8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loop_type(embed, head, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "message"),
+    [
+        ("base_logits", lambda t: t.half(), TypeError, "base_logits: expected bf16 or fp32"),
+        (
+            "base_logits",
+            lambda t: t[:, :2],
+            ValueError,
+            r"base_logits: expected .*\[2, 3, >= 99\].*got bf16 \[2, 2, 99\]",
+        ),
+        (
+            "base_logits",
+            lambda t: t.repeat(3, 1, 1),
+            ValueError,
+            "rows of base_logits: expected an int from 1 to 5, got 6",
+        ),
+        ("base_logits", lambda t: t.transpose(1, 2).contiguous().transpose(1, 2), ValueError, "last stride 1"),
+        ("input_ids", lambda t: t.long(), TypeError, "input_ids: expected int32"),
+        ("input_ids", lambda t: t[:3], ValueError, r"input_ids: expected int32 \[>= 4\]"),
+        ("idx_mapping", lambda t: t.int(), TypeError, "idx_mapping: expected int64"),
+        ("sample_pos", lambda t: t[:5], ValueError, r"sample_pos: expected int64 \[>= 6\]"),
+        ("temperature", lambda t: t[:4], ValueError, r"temperature: expected fp32 \[>= 5\]"),
+        ("seeds", lambda t: t.float(), TypeError, "seeds: expected int64"),
+        ("logits_cache", lambda t: t[:, :, :98], ValueError, r"logits_cache: expected .*\[>= 5, 3, >= 99\]"),
+        ("logits_cache", lambda t: t.double(), TypeError, "logits_cache: expected bf16 or fp32"),
+        ("draft_tokens", lambda t: t.int(), TypeError, "draft_tokens: expected int64"),
+        ("draft_tokens", lambda t: t[:1], ValueError, r"draft_tokens: expected int64 \[>= 2, 3\]"),
+    ],
+)
+def test_arguments_that_do_not_fit(
+    toy_models: Models,
+    name: str,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    error: type[Exception],
+    message: str,
+) -> None:
+    case = exact_case(99, 64, 3, 2, seed=38)
+    loop = toy_models(99).fused.FusedLoop(case.embed_weight, case.head_weight, max_reqs=case.max_reqs)
+    with pytest.raises(error, match=message):
+        loop.sample(*case.replace(**{name: change(getattr(case, name))}).call_arguments)
+    assert bool((case.draft_tokens == POISON_TOKEN).all())

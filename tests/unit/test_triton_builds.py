@@ -1,0 +1,59 @@
+"""The Triton kernels compile without a GPU, and a launch asks for no binary but the described ones, whatever its arguments."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+CAPABILITIES = ("90", "100")
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    worker = Path(__file__).with_name("triton_builds_worker.py")
+    command = [sys.executable, str(worker), str(tmp_path_factory.mktemp("builds"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_build_is_described(builds: Any) -> None:
+    pairs = [f"{base}/{cache}" for base in ("bf16", "fp32") for cache in ("bf16", "fp32")]
+    assert sorted(builds["described"]["fused"]) == sorted(pairs)
+    assert list(builds["described"]["noise"]) == ["any"]
+
+
+@pytest.mark.parametrize("module", ["noise", "fused"])
+def test_launches_ask_for_described_builds_only(builds: Any, module: str) -> None:
+    """Row counts, strides and widths of 1 and of multiples of 16, and unaligned pointers: nothing compiles at a later call."""
+    described = {build["90"]["hash"] for build in builds["described"][module].values()}
+    assert set(builds["launched"][module]) == described
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("module", ["noise", "fused"])
+def test_no_spills_and_no_local_memory(builds: Any, module: str, capability: str) -> None:
+    for name, build in builds["described"][module].items():
+        found = build[capability]
+        assert (found["spill_bytes"], found["local_bytes"]) == (0, 0), name
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_instructions_that_decide_the_last_bit(builds: Any, capability: str) -> None:
+    """The division is the engine's approximate one, noise stores are 16 bytes wide, the arrival is acquire and release."""
+    noise = builds["described"]["noise"]["any"][capability]["ptx"]
+    assert "st.global.v4.b32" in noise and not re.search(r"st\.global\.b32", noise)
+    for build in builds["described"]["fused"].values():
+        ptx = build[capability]["ptx"]
+        assert "div.full.f32" in ptx and not re.search(r"div\.(rn|approx)", ptx)
+        assert "atom.global.gpu.acq_rel.add.u32" in ptx
+        assert "ld.global.v4.b32" in ptx  # head rows are read 16 bytes at a time
