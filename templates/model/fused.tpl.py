@@ -17,7 +17,6 @@ import torch
 import triton
 import triton.language as tl
 
-from . import config
 from .._device import host
 from .._device.noise_math import gumbel32, hash_prefix
 from .._device.score_math import (
@@ -30,6 +29,7 @@ from .._device.score_math import (
     round_bf16,
     widen_bf16,
 )
+from . import config
 
 VOCAB_SIZE = tl.constexpr(config.VOCAB_SIZE)
 # Ids from here on belong to a padded head: cached as -inf, never drawn.

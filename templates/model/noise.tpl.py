@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from . import config
 from .._device import host
 from .._device.noise_math import gumbel32, hash_prefix
+from . import config
 
 NUM_STEPS = tl.constexpr(config.NUM_STEPS)
 # Added to the position key, so that a draft token and the token that replaces it when it is rejected never share noise.

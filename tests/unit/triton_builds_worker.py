@@ -17,12 +17,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "generator")]
 
 import torch  # noqa: E402
 import triton  # noqa: E402
+from tests.harness.cases import exact_case  # noqa: E402
+from tests.harness.toy import toy_model  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from dsparkgen.cubin import read_resources  # noqa: E402
-from tests.harness.cases import exact_case  # noqa: E402
-from tests.harness.toy import toy_model  # noqa: E402
 
 CAPABILITIES = (90, 100)
 VOCAB, RANK, STEPS = 301, 128, 2
