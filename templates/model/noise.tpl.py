@@ -47,15 +47,16 @@ def _noise_kernel(
 ):
     sample = tl.program_id(1).to(tl.int64)
     state = tl.load(idx_mapping + sample)
+    # All that the state leads to is asked for before the branch, so that the latencies overlap.
     heat = tl.load(temperature + state, mask=state >= 0, other=0.0)
+    seed = tl.load(seeds + state, mask=state >= 0, other=0)
+    key = tl.load(sample_pos + sample) - 1 + DRAFT_SALT
     # Padding rows and greedy rows use no noise.
     if heat == 0.0:
         return
-    seed = tl.load(seeds + state)
     # % if spec.noise.step_mix
     seed = seed ^ ((sample % NUM_STEPS) << STEP_SHIFT)
     # % endif
-    key = tl.load(sample_pos + sample) - 1 + DRAFT_SALT
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     noise = gumbel32(hash_prefix(seed, key), vocab_start + column)
     target = tl.multiple_of(out + sample * (pitch_vectors * VECTOR) + column, VECTOR_BYTES)
