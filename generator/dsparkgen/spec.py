@@ -5,6 +5,7 @@ Schema, the reference in docs/ and the errors all come from the models below.
 """
 
 import keyword
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -18,6 +19,7 @@ FORMAT = 1
 Dtype = Literal["bf16", "fp32"]
 KernelName = Literal["noise", "chain", "fused", "step"]
 Arch = Literal["sm_90a", "sm_100a", "sm_103a", "sm_120a"]
+NAME = r"^[a-z][a-z0-9_]*$"
 Broken = Iterator[tuple[Location, str]]
 
 # A Gumbel key packs an ordered fp32 score (32 bits) and the token id; 24 bits of id leave 8 for a tag.
@@ -27,7 +29,7 @@ MAX_VOCABULARY = 1 << 24
 class Model(Table):
     """Name and title of the model."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=48)] = Field(
+    name: Annotated[str, Field(pattern=NAME, max_length=48)] = Field(
         description="Folder and import name of the generated package; equal to the file name without .toml."
     )
     title: Annotated[str, Field(pattern=r'^[^"\\\x00-\x1f\x7f]+$', max_length=80)] = Field(
@@ -407,7 +409,9 @@ def parse_spec(document: Document, *, stem: str) -> ModelSpec:
         problems += error.problems
     name = document.data.get("model", {})
     name = name.get("name") if isinstance(name, dict) else None
-    if isinstance(name, str) and name != stem and not any(problem.key == "model.name" for problem in problems):
+    if not re.fullmatch(NAME, stem):
+        problems.append(Problem(document.file, 1, 1, "", f"the file's name must match {NAME} (got {show(stem)})"))
+    elif isinstance(name, str) and name != stem and not any(problem.key == "model.name" for problem in problems):
         message = f"must equal the file's name, {show(stem)} (got {show(name)})"
         problems.append(document.problem(("model", "name"), message))
     if problems:
