@@ -98,10 +98,20 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _canonical(node: object) -> str:
-    """A syntax tree as text, the same for every Python version: `ast.dump` prints empty fields in some and not in others."""
+    """A syntax tree as text, the same for every Python version.
+
+    `ast.dump` is not: some versions print empty fields, and 3.12 leaves empty strings inside f-strings.
+    """
+    if isinstance(node, ast.JoinedStr):
+        return f"JoinedStr({','.join(_canonical(item) for item in node.values if not _is_empty_text(item))})"
     if isinstance(node, ast.AST):
         fields = ((name, value) for name, value in ast.iter_fields(node) if value is not None and value != [])
-        return f"{type(node).__name__}({','.join(f'{name}={_canonical(value)}' for name, value in fields if name != 'kind')})"
+        text = ",".join(f"{name}={_canonical(value)}" for name, value in fields if name != "kind")
+        return f"{type(node).__name__}({text})"
     if isinstance(node, list):
         return f"[{','.join(map(_canonical, node))}]"
     return repr(node)
+
+
+def _is_empty_text(node: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value == ""

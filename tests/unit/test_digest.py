@@ -52,3 +52,10 @@ def test_what_the_kernel_does_not_import_does_not_count() -> None:
 
 def test_values_of_another_type_count() -> None:
     assert len({code_digest({"a.py": f"A = {value}\n"}) for value in ("1", "1.0", "True", "'1'", "b'1'")}) == 5
+    assert code_digest({"a.py": "f('', 1)"}) != code_digest({"a.py": "f(1)"})
+
+
+def test_digests_are_the_same_on_every_python() -> None:
+    """Recorded runs are compared on other machines: a new Python must not change old digests."""
+    text = "def f(x, *y, z=(1, 2.5), **k):\n    return f'{x!r:>{z}}' if x else [i for i in y if not k]\n"
+    assert code_digest({"a.py": text}) == "6106c8ed293f"
