@@ -204,6 +204,30 @@ def test_ties_masks_and_nan(toy_models: Models, name: str, base: str, cache: str
     assert tokens[0].tolist() == [want] * 3
 
 
+def test_negative_zero_ties_with_zero(toy_models: Models) -> None:
+    """Case 18: a sum of -1e-45 is cached as the bf16 -0.0; it ties with the +0.0 at a higher id."""
+    logits = torch.full((99,), -1.0)
+    logits[3], logits[40] = -1e-45, 0.0
+    case = with_logits(greedy_case(99, base_dtype=torch.float32), logits)
+    assert assert_right(toy_models(99), case, block=32)[0].tolist() == [3] * 3
+
+
+def test_every_nan_ranks_alike(toy_models: Models) -> None:
+    """Case 8: sign and payload of a NaN do not matter, nor does the block that it is in."""
+    logits = torch.zeros(99)
+    logits[[20, 50, 80]] = torch.tensor([-4194303, 2139095041, 2147483647], dtype=torch.int32).view(torch.float32)
+    logits[30] = INF
+    case = with_logits(greedy_case(99, base_dtype=torch.float32, cache_dtype=torch.float32), logits)
+    assert assert_right(toy_models(99), case, block=32)[0].tolist() == [20] * 3
+
+
+def test_infinite_temperature_stays_in_range(toy_models: Models) -> None:
+    """Padding columns hold -inf, and -inf / inf is NaN: they must not win for it."""
+    case = exact_case(17, 64, 3, 2, seed=17, temperatures=(INF,))
+    tokens = assert_right(toy_models(17), case, block=16)
+    assert int(tokens[:2].max()) < 17
+
+
 @pytest.mark.parametrize("vocab", [17, 31, 33])
 @pytest.mark.parametrize("heat", [0.0, 0.8])
 def test_masked_rows_stay_in_range(toy_models: Models, vocab: int, heat: float) -> None:
