@@ -47,11 +47,17 @@ def build_chain(build: Answer) -> tuple[bytes, int]:
     config = importlib.import_module(f"dspark_kernels.{build['model']}.config")
     layout = importlib.import_module("dspark_kernels._device.plan_line").shared_layout
     line = config.PLANS[build["device"], build["tp"], build["row_slots"]]
+    base_bytes = config.DTYPE_BYTES[build["base_dtype"]]
+    shared_bytes = layout(line, config.RANK_DIM, config.NUM_STEPS, base_bytes).total
+    *_, limit = config.DEVICES[build["device"]]
+    if shared_bytes > limit:
+        raise ValueError(
+            f"expected at most {limit} bytes of shared memory on {build['device']}, the plan takes {shared_bytes}"
+        )
     compiled = chain.compile_chain(
         line, build["base_dtype"], build["cache_dtype"], arch=build["arch"], options="--keep-cubin"
     )
-    base_bytes = config.DTYPE_BYTES[build["base_dtype"]]
-    return compiled.artifacts.CUBIN, layout(line, config.RANK_DIM, config.NUM_STEPS, base_bytes).total
+    return compiled.artifacts.CUBIN, shared_bytes
 
 
 def build_triton(build: Answer) -> tuple[bytes, int]:

@@ -31,7 +31,7 @@ console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 
 def show_spec(roots: tree.Roots, model: str) -> bool:
     """Prints the spec as it stands in the repository."""
-    console.print((roots.specs / f"{model}.toml").read_text().rstrip(), markup=False)
+    console.print((roots.specs / f"{model}.toml").read_text().rstrip(), markup=False, soft_wrap=True)
     return True
 
 
@@ -40,7 +40,7 @@ def show_plan(roots: tree.Roots, model: str) -> bool:
     spec = tree.read_specs(roots.specs)[model]
     plan = plan_model(spec, tree.load_all_devices(roots))
     slots = sorted({line.row_slots for line in plan.lines})
-    console.print(render_text(plan, DEVICE, spec.parallel.tp, (slots[0], slots[-1])), markup=False)
+    console.print(render_text(plan, DEVICE, spec.parallel.tp, (slots[0], slots[-1])), markup=False, soft_wrap=True)
     return True
 
 
@@ -85,7 +85,10 @@ def show_draw(roots: tree.Roots, model: str) -> bool:
         case.embed_weight, case.head_weight, max_reqs=case.max_reqs, cache_dtype=case.logits_cache.dtype
     )
     path, reason = sampler.path(case.rows)
-    console.print(f"{case.vocab_size} tokens, {case.rows} rows of {case.num_steps} drafts; kernel: {path} ({reason})")
+    console.print(
+        f"{case.vocab_size} tokens, {case.rows} rows of {case.num_steps} drafts; kernel: {path} ({reason})",
+        soft_wrap=True,
+    )
     start = time.perf_counter()
     sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
     drawn = time.perf_counter()
@@ -127,8 +130,9 @@ def main() -> int:
         if not step(roots, model):
             failed.append(title)
     console.rule(align="left")
-    outcome = f"{', '.join(failed)}: the answer is no" if failed else "every step's answer is yes"
-    console.print(f"{outcome}; {time.perf_counter() - begin:.0f} s")
+    done = "The tree matches, the kernels compile without spills, and the drafts agree with the reference"
+    outcome = f"Not as expected: {', '.join(failed)}" if failed else done
+    console.print(f"{outcome} ({time.perf_counter() - begin:.0f} s).", style="red" if failed else None)
     return 1 if failed else 0
 
 

@@ -38,7 +38,9 @@ def test_every_kernel_compiles_without_spills_and_local_memory(
         assert (entry["spill_bytes"], entry["local_bytes"]) == (0, 0)
     for name, spec in specs.items():
         chains = {
-            (entry["tp"], entry["row_slots"]) for entry in kernels if entry["model"] == name and entry["kernel"] == "chain"
+            (entry["tp"], entry["row_slots"])
+            for entry in kernels
+            if entry["model"] == name and entry["kernel"] == "chain"
         }
         if "chain" in spec.emit.kernels:
             assert {tp for tp, _ in chains} == {min(spec.parallel.tp), max(spec.parallel.tp)}
