@@ -2,7 +2,7 @@
 
 A record is one 64-bit word, the CTA's key (keys.py) with the exchange's sequence tag in its lowest bits:
 
-    records[parity of the sequence number][CTA][16 words, one per row slot]        128 bytes a CTA
+    records[parity of the sequence number][CTA][row slot]        a CTA's records in 32-byte sectors of their own
 
 Why this is lawful under the PTX memory model without a fence: a 64-bit relaxed access is single-copy atomic and the tag
 travels in the same word as the payload, so a reader that sees the tag has the payload; nothing else is handed over.
@@ -20,15 +20,20 @@ from cutlass import Int32, Int64, Uint32, Uint64
 
 from . import keys, ptx
 
-ROW_WORDS = 16  # 64-bit words between two CTAs' records: one 128-byte line a writer
+GATHER_GROUP = 2  # rows that one lane reads with one load
 CLAIM_WORDS = 16  # behind the records: the word that elects the one thread that reports a timeout
 POLLS_PER_CLOCK_READ = 1024  # a power of two; about half a millisecond: a deadline needs no finer clock
 REPORT_GRID = 1  # report code: waited for a CTA of this grid
 
 
-def records_words(ctas: int) -> int:
-    """64-bit words of one build's exchange buffer, zero-initialised once."""
-    return 2 * ctas * ROW_WORDS + CLAIM_WORDS
+def record_stride(row_slots: int) -> int:
+    """64-bit words between two CTAs' records: whole 32-byte sectors."""
+    return max(4, row_slots)
+
+
+def records_words(ctas: int, stride: int) -> int:
+    """64-bit words of one build's exchange buffer, zero-initialised once. `stride`: words between two CTAs' records."""
+    return 2 * ctas * stride + CLAIM_WORDS
 
 
 def tag_of(sequence: Uint32, tag_bits: int) -> Uint32:
@@ -36,54 +41,68 @@ def tag_of(sequence: Uint32, tag_bits: int) -> Uint32:
     return sequence % Uint32((1 << tag_bits) - 1) + Uint32(1)
 
 
-def record_address(c, sequence: Uint32, cta: Int32, row: Int32) -> Int64:
-    slot = (Int32(sequence & Uint32(1)) * c.grid + cta) * ROW_WORDS + row
+def record_address(c, sequence: Uint32, cta: Int32, row: Int32, stride: int) -> Int64:
+    slot = (Int32(sequence & Uint32(1)) * c.grid + cta) * stride + row
     return c.records + Int64(slot) * 8
 
 
-def publish(c, sequence: Uint32, row: Int32, hi: Uint32, lo: Uint32, tag_bits: int) -> None:
+def publish(c, sequence: Uint32, row: Int32, hi: Uint32, lo: Uint32, tag_bits: int, stride: int) -> None:
     """Writes this CTA's record of one row. One lane."""
     word = (Uint64(hi) << Uint64(32)) | Uint64(lo | tag_of(sequence, tag_bits))
-    ptx.st_relaxed_gpu(record_address(c, sequence, c.cta, row), word)
+    ptx.st_relaxed_gpu(record_address(c, sequence, c.cta, row, stride), word)
+
+
+class Gather:
+    """How the records are shared out: `warps` warps read them, a lane one or two rows of one CTA at a time."""
+
+    def __init__(self, row_slots: int, ctas: int) -> None:
+        self.rows = row_slots
+        self.pair = min(row_slots, GATHER_GROUP)  # rows a lane reads at once
+        self.lanes = row_slots // self.pair  # lanes that read one CTA's records
+        self.warps = row_slots
+        self.ctas_per_load = 32 // self.lanes * self.warps
+        self.loads = (ctas + self.ctas_per_load - 1) // self.ctas_per_load
 
 
 @cute.jit
-def collect(
-    c,
-    sequence: Uint32,
-    step: Int32,
-    row: Int32,
-    pair: cutlass.Constexpr,
-    most: cutlass.Constexpr,
-    tag_bits: cutlass.Constexpr,
+def gather(
+    c, sequence: Uint32, step: Int32, g: cutlass.Constexpr, tag_bits: cutlass.Constexpr, stride: cutlass.Constexpr
 ):
-    """Waits for the records of all CTAs for `pair` neighbouring rows and returns their largest keys, [(high, low)] * pair.
+    """Waits for its share of the CTAs' records; returns the largest keys of it, [(high, low)] of the lane's rows.
 
-    One warp, all lanes. Lane l reads the CTAs l, l + 32, ...; past the last CTA it reads that one again, which changes no maximum.
-    `most` is the compile-time bound of the CTAs.
+    Warps 0 .. g.warps - 1, all lanes. The lane's rows are (lane % g.lanes) * g.pair and the next. Past the last CTA a lane reads
+    that one again, which changes no maximum. What has arrived is not read again, so that waiting CTAs leave L2 to the writers.
     """
-    loads = (most + 31) // 32
-    hi = cute.make_rmem_tensor(cute.make_layout(loads * pair), Uint32)
-    lo = cute.make_rmem_tensor(cute.make_layout(loads * pair), Uint32)
+    hi = cute.make_rmem_tensor(cute.make_layout(g.loads * g.pair), Uint32)
+    lo = cute.make_rmem_tensor(cute.make_layout(g.loads * g.pair), Uint32)
+    for k in cutlass.range_constexpr(g.loads * g.pair):
+        lo[k] = Uint32(0)
     tag = tag_of(sequence, tag_bits)
     tag_mask = Uint32((1 << tag_bits) - 1)
+    row = c.lane % g.lanes * g.pair
+    first = c.warp * (32 // g.lanes) + c.lane // g.lanes
     waiting = Int32(1)
     polls = Int32(0)
     started = Int64(0)
     while waiting != 0:
         missing = Int32(-1)
-        for j in cutlass.range_constexpr(loads):
-            cta = cutlass.min(c.lane + 32 * j, c.expected - 1)
-            address = record_address(c, sequence, cta, row)
-            if cutlass.const_expr(pair == 2):
-                words = ptx.ld_relaxed_gpu_x2(address)
-            else:
-                words = [ptx.ld_relaxed_gpu(address)]
-            for p in cutlass.range_constexpr(pair):
-                hi[j * pair + p] = Uint32(words[p] >> Uint64(32))
-                lo[j * pair + p] = Uint32(words[p] & Uint64(0xFFFFFFFF))
-                if (lo[j * pair + p] & tag_mask) != tag:
-                    missing = cta
+        for j in cutlass.range_constexpr(g.loads):
+            cta = cutlass.min(first + j * g.ctas_per_load, c.expected - 1)
+            here = (lo[j * g.pair] & tag_mask) == tag
+            if cutlass.const_expr(g.pair == 2):
+                here = here & ((lo[j * g.pair + 1] & tag_mask) == tag)
+            if not here:
+                address = record_address(c, sequence, cta, row, stride)
+                words = (
+                    ptx.ld_relaxed_gpu_x2(address) if cutlass.const_expr(g.pair == 2) else [ptx.ld_relaxed_gpu(address)]
+                )
+                for p in cutlass.range_constexpr(g.pair):
+                    hi[j * g.pair + p] = Uint32(words[p] >> Uint64(32))
+                    lo[j * g.pair + p] = Uint32(words[p] & Uint64(0xFFFFFFFF))
+        for j in cutlass.range_constexpr(g.loads):
+            for p in cutlass.range_constexpr(g.pair):
+                if (lo[j * g.pair + p] & tag_mask) != tag:
+                    missing = cutlass.min(first + j * g.ctas_per_load, c.expected - 1)
         waiting = Int32(1)
         if cute.arch.vote_all_sync(missing < 0):
             waiting = Int32(0)
@@ -93,20 +112,27 @@ def collect(
             if started == 0:
                 started = now
             if (c.timeout_ns > 0) & (now - started > c.timeout_ns) & (missing >= 0):
-                report_timeout(c, step, row, missing)
-    winners = []
-    for p in cutlass.range_constexpr(pair):
+                report_timeout(c, step, row, missing, stride)
+    best = []
+    for p in cutlass.range_constexpr(g.pair):
         best_hi, best_lo = hi[p], lo[p]
-        for j in cutlass.range_constexpr(1, loads):
-            best_hi, best_lo = keys.larger(hi[j * pair + p], lo[j * pair + p], best_hi, best_lo)
-        winners.append(keys.warp_largest(best_hi, best_lo))
-    return winners
+        for j in cutlass.range_constexpr(1, g.loads):
+            best_hi, best_lo = keys.larger(hi[j * g.pair + p], lo[j * g.pair + p], best_hi, best_lo)
+        if cutlass.const_expr(g.lanes == 1):
+            best_hi, best_lo = keys.warp_largest(best_hi, best_lo)
+        else:
+            for k in cutlass.range_constexpr(5):
+                if cutlass.const_expr((1 << k) >= g.lanes):
+                    other_hi, other_lo = ptx.shuffle_xor(best_hi, 1 << k), ptx.shuffle_xor(best_lo, 1 << k)
+                    best_hi, best_lo = keys.larger(other_hi, other_lo, best_hi, best_lo)
+        best.append((best_hi, best_lo))
+    return best
 
 
 @cute.jit
-def report_timeout(c, step: Int32, row: Int32, peer: Int32) -> None:
+def report_timeout(c, step: Int32, row: Int32, peer: Int32, stride: cutlass.Constexpr) -> None:
     """One thread of the grid tells the host whom it waited for, then traps; the others keep polling until that ends them."""
-    claim = c.records + Int64(2 * c.grid * ROW_WORDS) * 8
+    claim = c.records + Int64(2 * c.grid * stride) * 8
     if ptx.claim_once(claim) == 0:
         words = (REPORT_GRID, 0, row, step, peer, c.cta, Int32(c.timeout_ns // 1000000), ptx.ldg_b32(c.epoch))
         for i in cutlass.range_constexpr(1, len(words)):

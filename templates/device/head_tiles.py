@@ -90,19 +90,46 @@ def multiply(acc: list, e: list[Uint32], fragments: list) -> None:
             acc[m][group] = ptx.mma_bf16(fragments[group], e[2 * m], e[2 * m + 1], acc[m][group])
 
 
-def store_bias(row_slots: int, scratch: Int32, lane: Int32, acc: list) -> None:
-    """Adds the two useful halves of D, rounds the bias to bf16 and stores it as [row][16 vocabulary rows] in the warp's scratch."""
-    g, t = lane // 4, lane % 4
-    entry = scratch + (g % 2) * 16 + (g // 2) * 4  # of group 0; group 1 is the next bf16
+def biases(row_slots: int, lane: Int32, acc: list) -> list[list[Float32]]:
+    """The biases that this lane finishes, rounded to bf16: [row][entry], see bias_rows and bias_entry for which.
+
+    8 row slots: both groups of two rows, no exchange. Fewer: lanes t < 2 finish group 0 and lanes t >= 2 group 1, each adding
+    what the lane two further holds.
+    """
     if row_slots == WIDE_ROWS:
-        for h in range(2):
-            bias = [acc[0][group][h] + acc[1][group][2 + h] for group in range(GROUPS)]
-            ptx.sts_b32(entry + (2 * t + h) * 32, ptx.bf16x2_bits(bias[0], bias[1]))
-        return
-    first = t < 2  # lanes t < 2 finish group 0, lanes t >= 2 group 1, each with what the lane two further holds
-    for h in range(2 if row_slots > 1 else 1):
+        return [round_pair(*[acc[0][group][h] + acc[1][group][2 + h] for group in range(GROUPS)]) for h in range(2)]
+    first = lane % 4 < 2
+    out = []
+    for h in range(min(row_slots, 2)):
         mine = ptx.select(first, acc[0][0][h], acc[0][1][2 + h])
         give = ptx.select(first, acc[0][1][h], acc[0][0][2 + h])
-        bias = mine + ptx.shuffle_xor(give, 2)
-        row = 2 * (t % 2) + h
-        ptx.sts_u16_if(row < row_slots, entry + row * 32 + (t // 2) * 2, ptx.bf16_bits(bias))
+        out.append([ptx.float_of(ptx.bf16_bits(mine + ptx.shuffle_xor(give, 2)) << Uint32(16))])
+    return out
+
+
+def round_pair(lo: Float32, hi: Float32) -> list[Float32]:
+    """Two fp32 rounded to bf16, as fp32."""
+    return unpack_bf16(ptx.bf16x2_bits(lo, hi))
+
+
+def unpack_bf16(word: Uint32) -> list[Float32]:
+    """The two bf16 of a word, as fp32."""
+    return [ptx.float_of(word << Uint32(16)), ptx.float_of(word & Uint32(0xFFFF0000))]
+
+
+def bias_row(row_slots: int, lane: Int32) -> Int32:
+    """The first request row of the lane's biases; the second, if any, is the next row. Past row_slots: the lane has none."""
+    t = lane % 4
+    return 2 * t if row_slots == WIDE_ROWS else 2 * (t % 2)
+
+
+def bias_entry(row_slots: int, lane: Int32) -> Int32:
+    """The first of a tile's 16 entries that the lane finishes; with 8 row slots it has the next one too."""
+    g, t = lane // 4, lane % 4
+    entry = (g % 2) * 8 + (g // 2) * 2
+    return entry if row_slots == WIDE_ROWS else entry + t // 2
+
+
+def bias_lanes(row_slots: int) -> tuple[int, ...]:
+    """Lane distances over which the lanes of one row are reduced."""
+    return (4, 8, 16) if row_slots == WIDE_ROWS else (2, 4, 8, 16)

@@ -56,6 +56,26 @@ def bulk_load(dst: Int32, src: Int64, nbytes: Int32, bar: Int32, policy: Uint64,
 
 
 @dsl_user_op
+def copy_async_16(dst: Int32, src: Int64, policy: Uint64, *, loc=None, ip=None) -> None:
+    """Starts a copy of 16 bytes, both ends 16-byte aligned, from global to shared memory; see copy_async_wait."""
+    text = "cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, $2;"
+    _asm(None, [dst, src, policy], text, "r,l,l", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def copy_async_16_of(dst: Int32, src: Int64, nbytes: Int32, policy: Uint64, *, loc=None, ip=None) -> None:
+    """copy_async_16 that reads only the first `nbytes` (0 .. 16) and fills up with zeros."""
+    text = "cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, $2, $3;"
+    _asm(None, [dst, src, nbytes, policy], text, "r,l,r,l", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def copy_async_wait(*, loc=None, ip=None) -> None:
+    """Waits for all copy_async of this thread; other threads need a barrier on top."""
+    _asm(None, [], "cp.async.wait_all;", "", loc=loc, ip=ip)
+
+
+@dsl_user_op
 def prefetch_l2(address: Int64, *, loc=None, ip=None) -> None:
     """Brings the 128-byte line at `address` into L2."""
     _asm(None, [address], "prefetch.global.L2 [$0];", "l", loc=loc, ip=ip)

@@ -1,0 +1,568 @@
+"""The samplers' mechanics, the same for every model: what is prepared once, what is checked per call, what is launched.
+
+A model's launch.py subclasses the two classes here and names its constants and kernels. All per-call state (seeds,
+positions, temperatures, anchors, row mapping) is read from device memory by the kernels, so a captured graph has
+nothing of one call baked in but addresses, strides and the row count.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from . import host
+from .host import Expected
+
+NOISE_ALIGNMENT = 4  # fp32 values in 16 bytes: a noise row starts on a vector boundary
+NS_PER_MS = 1_000_000
+INT32_MAX = 2**31 - 1
+
+log = logging.getLogger("dspark_kernels")
+
+
+def device_type(tensor: Any) -> str | None:
+    """The kind of device an argument lies on, or None when it is no tensor."""
+    return tensor.device.type if isinstance(tensor, torch.Tensor) else None
+
+
+class Variant(NamedTuple):
+    """One compiled chain kernel and the device state that belongs to it alone."""
+
+    launch: Callable[..., Any]
+    ctas: int
+    records: torch.Tensor  # uint64 words, zeroed once: every launch tags its own records
+    epoch: torch.Tensor  # int32 [1], zeroed once, counted by the kernel
+
+
+class Batch(NamedTuple):
+    """What the arguments of a call must look like that depend on its row count."""
+
+    base_logits: Expected
+    samples: Expected
+    draft_tokens: Expected
+
+
+class ChainLauncher:
+    """One chain kernel launch for all draft positions of up to ``max_rows`` request rows, on one GPU.
+
+    Two calls of one sampler must be ordered by one stream (or by events): they share the noise buffer and the records.
+
+    Args:
+        embed_weight: Markov embedding, bf16 [>= VOCAB_SIZE, RANK_DIM], contiguous, on a CUDA device.
+        head_weight: Markov head, bf16 [>= DRAFT_VOCAB_SIZE, RANK_DIM], contiguous, same device. Rows beyond the
+            vocabulary are ignored; both weights are read where they lie, so a reload into the same storage is seen.
+        max_reqs: number of request states, the first size of temperature, seeds and logits_cache.
+        cache_dtype: dtype of the logits cache: torch.bfloat16 or torch.float32.
+        device_name: name of the device description whose plan is used; None matches the GPU itself.
+        timeout_ms: bound of every wait inside the kernel, in milliseconds. A wait that runs out traps, which loses the
+            CUDA context, and raises ChainTimeoutError. 0 leaves the waits unbounded.
+
+    Raises:
+        ValueError: with ``why_not``'s reason, when this sampler cannot be built.
+    """
+
+    config: ClassVar[ModuleType]
+    noise: ClassVar[ModuleType]
+    load_chain: ClassVar[Callable[[], ModuleType]]
+
+    def __init__(
+        self,
+        embed_weight: torch.Tensor,
+        head_weight: torch.Tensor,
+        *,
+        max_reqs: int,
+        cache_dtype: torch.dtype,
+        device_name: str | None = None,
+        timeout_ms: int = 30_000,
+    ) -> None:
+        reason = self.why_not(
+            embed_weight, head_weight, max_reqs=max_reqs, cache_dtype=cache_dtype, device_name=device_name
+        )
+        if reason is not None:
+            raise ValueError(f"{self.config.MODEL}: no chain sampler: {reason}")
+        host.check_int("timeout_ms", timeout_ms, 0)
+        if timeout_ms == 0:
+            log.warning("%s: timeout_ms=0: a wait in the chain kernel that never ends hangs the GPU", self.config.MODEL)
+        config = self.config
+        self.device = embed_weight.device
+        self.embed_weight, self.head_weight = embed_weight, head_weight
+        self.max_reqs, self.cache_dtype, self.timeout_ms = max_reqs, cache_dtype, timeout_ms
+        self._lines = host.plan_lines(config.PLANS, config.DEVICES, host.read_device(self.device), 1, device_name)
+        self.max_rows = min(config.MAX_ROWS, max_reqs, max(self._lines))
+        self._chain = self.load_chain()
+        self._stream_type = importlib.import_module("cuda.bindings.driver").CUstream
+        self._variants: dict[tuple[int, torch.dtype], Variant] = {}
+        self._report = host.TimeoutReport(pinned=True)
+        pitch = -(-config.DRAFT_VOCAB_SIZE // NOISE_ALIGNMENT) * NOISE_ALIGNMENT
+        samples = self.max_rows * config.NUM_STEPS
+        self.noise_buffer = torch.empty((samples, pitch), dtype=torch.float32, device=self.device)
+        self._noise_stream = self.noise.NoiseStream(self.device)
+        self._forked_rows: int | None = None
+        self._joined = False
+        self._base_dtypes = tuple(host.DTYPES[name] for name in config.BASE_DTYPES)
+        self._state_tensors = {
+            "temperature": Expected((torch.float32,), (max_reqs,), extendable=(0,), contiguous=True),
+            "seeds": Expected((torch.int64,), (max_reqs,), extendable=(0,), contiguous=True),
+        }
+        self._batches = [self._batch(rows) for rows in range(self.max_rows + 1)]
+        self._cache_tensor = Expected(
+            (cache_dtype,), (max_reqs, config.NUM_STEPS, config.VOCAB_SIZE), extendable=(0, 2)
+        )
+        self._constant_arguments = {
+            "head": head_weight.data_ptr(),
+            "embed": embed_weight.data_ptr(),
+            "noise": self.noise_buffer.data_ptr(),
+            "noise_pitch": pitch,
+            "report": self._report.address,
+            "timeout_ns": timeout_ms * NS_PER_MS,
+            "vocab_start": 0,
+            "width": config.DRAFT_VOCAB_SIZE,
+        }
+
+    def _batch(self, rows: int) -> Batch:
+        """What the arguments of a call of ``rows`` rows must look like; longer buffers are fine."""
+        config = self.config
+        return Batch(
+            base_logits=Expected(self._base_dtypes, (rows, config.NUM_STEPS, config.DRAFT_VOCAB_SIZE), extendable=(2,)),
+            samples=Expected((torch.int64,), (rows * config.NUM_STEPS,), extendable=(0,), contiguous=True),
+            draft_tokens=Expected((torch.int64,), (rows, config.NUM_STEPS), extendable=(0,)),
+        )
+
+    @classmethod
+    def why_not(
+        cls,
+        embed_weight: torch.Tensor | None,
+        head_weight: torch.Tensor | None,
+        *,
+        max_reqs: int,
+        cache_dtype: torch.dtype,
+        device_name: str | None = None,
+    ) -> str | None:
+        """Why no chain sampler can be built from these, or None. Depends on shapes, dtypes and the device only."""
+        config = cls.config
+        if embed_weight is None or head_weight is None:
+            return f"the Markov {'embedding' if embed_weight is None else 'head'} is missing"
+        if device_type(embed_weight) != "cuda":
+            return f"embed_weight: expected a tensor on a CUDA device, got {host.describe(embed_weight)}"
+        for name, weight, tokens in (
+            ("embed_weight", embed_weight, config.VOCAB_SIZE),
+            ("head_weight", head_weight, config.DRAFT_VOCAB_SIZE),
+        ):
+            wanted = Expected(
+                (torch.bfloat16,), (tokens, config.RANK_DIM), (0,), contiguous=True, alignment=host.VECTOR_BYTES
+            )
+            found = wanted.misfit(name, weight, embed_weight.device)
+            if found is not None:
+                return found.message
+        if not isinstance(max_reqs, int) or max_reqs < 1:
+            return f"max_reqs: expected an int of at least 1, got {max_reqs!r}"
+        if cache_dtype not in [host.DTYPES[name] for name in config.CACHE_DTYPES]:
+            return f"cache_dtype: expected {' or '.join(config.CACHE_DTYPES)}, got {cache_dtype}"
+        if importlib.util.find_spec("cutlass") is None:
+            return "CuTe DSL is missing: install nvidia-cutlass-dsl"
+        facts = host.read_device(embed_weight.device)
+        return host.why_no_plan(config.PLANS, config.DEVICES, facts, 1, device_name)
+
+    def why_not_call(self, num_reqs: int, base_logits: torch.Tensor | None = None) -> str | None:
+        """Why the chain does not take a batch, or None. Depends on shapes, dtypes and strides only.
+
+        Args:
+            num_reqs: request rows of the (padded) batch.
+            base_logits: the batch's base logits; without them the row count alone is judged.
+        """
+        if not 1 <= num_reqs <= self.max_rows:
+            return f"num_reqs: the chain takes 1 to {self.max_rows} request rows, got {num_reqs}"
+        if base_logits is None:
+            return None
+        found = self._batches[num_reqs].base_logits.misfit("base_logits", base_logits, self.device)
+        return None if found is None else found.message
+
+    def supports_batch(self, num_reqs: int) -> bool:
+        """Whether the chain takes a batch of this many request rows."""
+        return self.why_not_call(num_reqs) is None
+
+    def supports(self, num_reqs: int, base_logits: torch.Tensor) -> bool:
+        """Whether the chain takes this batch with these base logits. Their values are not looked at."""
+        return self.why_not_call(num_reqs, base_logits) is None
+
+    def fork_noise(
+        self,
+        idx_mapping: torch.Tensor,
+        sample_pos: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        num_reqs: int,
+    ) -> None:
+        """Draw the noise of the next ``sample`` on a side stream, after the current stream's work so far.
+
+        The noise depends on these arguments only, so it can be drawn while the base logits are computed. They must
+        hold the same values until that ``sample``. Raises as ``sample`` does.
+        """
+        host.check_int("num_reqs", num_reqs, 1, self.max_rows)
+        self._check_state(num_reqs, idx_mapping, sample_pos, temperature, seeds)
+        self._noise_stream.fork(
+            self.noise_buffer,
+            idx_mapping,
+            sample_pos,
+            temperature,
+            seeds,
+            num_samples=num_reqs * self.config.NUM_STEPS,
+            width=self.config.DRAFT_VOCAB_SIZE,
+        )
+        self._forked_rows, self._joined = num_reqs, False
+
+    @property
+    def noise_pending(self) -> bool:
+        """Whether noise was forked that no ``sample`` has used yet."""
+        return self._forked_rows is not None
+
+    def join_noise(self) -> None:
+        """Make the current stream wait for the forked noise. ``sample`` joins by itself where this was not called."""
+        if self._forked_rows is None:
+            raise RuntimeError("join_noise: expected a fork_noise before it, got none since the last sample")
+        if not self._joined:
+            self._noise_stream.join()
+            self._joined = True
+
+    def discard_noise(self) -> None:
+        """Forget forked noise that no ``sample`` will use, once the current stream waits for it."""
+        if self._forked_rows is not None:
+            self.join_noise()
+            self._forked_rows = None
+
+    def sample(
+        self,
+        base_logits: torch.Tensor,
+        input_ids: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        sample_pos: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        logits_cache: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        *,
+        query_per_row: int | None = None,
+    ) -> None:
+        """Draw every draft token of the batch on the current stream; no synchronisation, and no allocation once warm.
+
+        Args:
+            base_logits: bf16 or fp32 [rows, NUM_STEPS, >= DRAFT_VOCAB_SIZE]; last stride 1, other strides free.
+            input_ids: int32, contiguous; row r's anchor is ``input_ids[r * query_per_row]``.
+            idx_mapping: int64 [>= rows * NUM_STEPS], request-state index per sample, negative for a padding row.
+            sample_pos: int64 [>= rows * NUM_STEPS], position of the token being predicted.
+            temperature: fp32 [>= max_reqs], by request-state index.
+            seeds: int64 [>= max_reqs], by request-state index.
+            logits_cache: out, cache_dtype [>= max_reqs, NUM_STEPS, >= VOCAB_SIZE]; last stride 1.
+            draft_tokens: out, int64 [>= rows, NUM_STEPS]; last stride 1.
+            query_per_row: input ids per request row; the model's QUERY_PER_ROW by default.
+
+        Raises:
+            TypeError, ValueError: an argument does not fit; says what was expected and given. Nothing was launched.
+            RuntimeError: forked noise of another batch, or a variant that would have to compile under graph capture.
+            ChainTimeoutError: an earlier launch gave up waiting.
+        """
+        self._report.raise_if_set()
+        rows = base_logits.shape[0] if isinstance(base_logits, torch.Tensor) and base_logits.dim() == 3 else 1
+        try:
+            variant, arguments = self.prepare(
+                rows,
+                base_logits,
+                input_ids,
+                idx_mapping,
+                sample_pos,
+                temperature,
+                seeds,
+                logits_cache,
+                draft_tokens,
+                self.config.QUERY_PER_ROW if query_per_row is None else query_per_row,
+            )
+        except Exception:
+            self.discard_noise()
+            raise
+        try:
+            self._provide_noise(rows, idx_mapping, sample_pos, temperature, seeds)
+            self.launch(variant, arguments)
+        except Exception:
+            # A trap of an earlier launch surfaces at whichever call comes next; its report says what happened.
+            self._report.raise_if_set()
+            raise
+
+    def launch(self, variant: Variant, arguments: dict[str, int]) -> None:
+        """Launch the chain alone, on the current stream, with what ``prepare`` returned and the noise that is drawn."""
+        # CuTe DSL takes a plain int for 32 bits and cuts the stream's address off: it must be a CUstream.
+        stream = self._stream_type(torch.cuda.current_stream(self.device).cuda_stream)
+        variant.launch(*[arguments[name] for name in self._chain.ARGUMENTS], stream)
+
+    def prepare(
+        self,
+        rows: int,
+        base_logits: torch.Tensor,
+        input_ids: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        sample_pos: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        logits_cache: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        query_per_row: int,
+    ) -> tuple[Variant, dict[str, int]]:
+        """Check one call; return its kernel and the kernel's arguments by name. Pointers are device addresses."""
+        if torch.cuda.current_device() != self.device.index:
+            raise ValueError(
+                f"current CUDA device: expected {self.device.index}, this sampler's, got {torch.cuda.current_device()}"
+            )
+        host.check_int("rows of base_logits", rows, 1, self.max_rows)
+        batch = self._batches[rows]
+        batch.base_logits.check("base_logits", base_logits, self.device)
+        host.check_int("query_per_row", query_per_row, 1, INT32_MAX)
+        anchors = Expected((torch.int32,), ((rows - 1) * query_per_row + 1,), (0,), contiguous=True)
+        anchors.check("input_ids", input_ids, self.device)
+        self._check_state(rows, idx_mapping, sample_pos, temperature, seeds)
+        self._cache_tensor.check("logits_cache", logits_cache, self.device)
+        batch.draft_tokens.check("draft_tokens", draft_tokens, self.device)
+        variant = self._variant(rows, base_logits.dtype)
+        return variant, self._constant_arguments | {
+            "base": base_logits.data_ptr(),
+            "base_row_stride": base_logits.stride(0),
+            "base_pos_stride": base_logits.stride(1),
+            "base_vector": host.vector_ok(base_logits),
+            "cache": logits_cache.data_ptr(),
+            "cache_req_stride": logits_cache.stride(0),
+            "cache_pos_stride": logits_cache.stride(1),
+            "cache_vector": host.vector_ok(logits_cache),
+            "input_ids": input_ids.data_ptr(),
+            "query_per_row": query_per_row,
+            "idx_mapping": idx_mapping.data_ptr(),
+            "temperature": temperature.data_ptr(),
+            "draft_tokens": draft_tokens.data_ptr(),
+            "token_stride": draft_tokens.stride(0),
+            "records": variant.records.data_ptr(),
+            "epoch": variant.epoch.data_ptr(),
+            "rows": rows,
+            "ctas": variant.ctas,
+        }
+
+    def _check_state(
+        self,
+        rows: int,
+        idx_mapping: torch.Tensor,
+        sample_pos: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+    ) -> None:
+        self._batches[rows].samples.check("idx_mapping", idx_mapping, self.device)
+        self._batches[rows].samples.check("sample_pos", sample_pos, self.device)
+        self._state_tensors["temperature"].check("temperature", temperature, self.device)
+        self._state_tensors["seeds"].check("seeds", seeds, self.device)
+
+    def _provide_noise(self, rows: int, *state: torch.Tensor) -> None:
+        """Leave this call's noise in the buffer: the forked draw's, or one on the current stream."""
+        forked = self._forked_rows
+        if forked is None:
+            self.noise.draw_noise(
+                self.noise_buffer, *state, num_samples=rows * self.config.NUM_STEPS, width=self.config.DRAFT_VOCAB_SIZE
+            )
+            return
+        self.join_noise()
+        self._forked_rows = None
+        if forked != rows:
+            raise RuntimeError(f"sample: expected the {forked} request rows that fork_noise drew for, got {rows}")
+
+    def _variant(self, rows: int, base_dtype: torch.dtype) -> Variant:
+        slots = host.row_slots_for(self._lines, rows)
+        assert slots is not None  # rows <= max_rows <= the largest row slots
+        found = self._variants.get((slots, base_dtype))
+        if found is not None:
+            return found
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{self.config.MODEL}: the chain kernel for {slots} row slots and {host.dtype_name(base_dtype)} base "
+                "logits is not compiled; call warmup() before capturing a graph"
+            )
+        line = self._lines[slots]
+        compiled = self._chain.compile_chain(line, host.dtype_name(base_dtype), host.dtype_name(self.cache_dtype))
+        words = self._chain.records_words(line)
+        made = Variant(
+            compiled,
+            line.ctas,
+            # torch has few uint64 operations; int64 zeros are the same bits.
+            torch.zeros(words, dtype=torch.int64, device=self.device),
+            torch.zeros(1, dtype=torch.int32, device=self.device),
+        )
+        self._variants[slots, base_dtype] = made
+        return made
+
+    def warmup(self) -> None:
+        """Compile and launch every variant once, so that nothing compiles, loads or allocates later. Synchronises.
+
+        The launches draw one padding row: they write no cache row and no caller's memory.
+        """
+        config = self.config
+        device = self.device
+        self.discard_noise()
+        anchors = torch.zeros(1, dtype=torch.int32, device=device)
+        padding = torch.full((config.NUM_STEPS,), -1, dtype=torch.int64, device=device)
+        positions = torch.zeros(config.NUM_STEPS, dtype=torch.int64, device=device)
+        temperature = torch.zeros(self.max_reqs, dtype=torch.float32, device=device)
+        seeds = torch.zeros(self.max_reqs, dtype=torch.int64, device=device)
+        tokens = torch.empty((self.max_rows, config.NUM_STEPS), dtype=torch.int64, device=device)
+        # One row of memory stands for all of them: padding rows are never stored.
+        cache = torch.zeros(config.VOCAB_SIZE, dtype=self.cache_dtype, device=device)
+        cache = cache.expand(self.max_reqs, config.NUM_STEPS, config.VOCAB_SIZE)
+        for base_dtype in self._base_dtypes:
+            column = torch.zeros(config.DRAFT_VOCAB_SIZE, dtype=base_dtype, device=device)
+            for slots in self._lines:
+                rows = min(slots, self.max_rows)
+                base = column.expand(rows, config.NUM_STEPS, config.DRAFT_VOCAB_SIZE)
+                self.sample(
+                    base,
+                    anchors.expand(rows).contiguous(),
+                    padding.repeat(rows),
+                    positions.repeat(rows),
+                    temperature,
+                    seeds,
+                    cache,
+                    tokens,
+                    query_per_row=1,
+                )
+        self.fork_noise(padding, positions, temperature, seeds, 1)
+        self.discard_noise()
+        self.synchronize()
+
+    def raise_if_failed(self) -> None:
+        """Raise ChainTimeoutError when a launch has given up waiting. Reads host memory only; does not synchronise."""
+        self._report.raise_if_set()
+
+    def synchronize(self) -> None:
+        """Wait for the current stream. Raises ChainTimeoutError when a launch gave up, else CUDA's own error."""
+        try:
+            torch.cuda.current_stream(self.device).synchronize()
+        except RuntimeError:
+            self._report.raise_if_set()
+            raise
+        self._report.raise_if_set()
+
+
+class DraftLauncher:
+    """Draws draft tokens by the chain where it fits and by the fused loop elsewhere, and says which and why.
+
+    The choice depends on the weights, the device, the row count and the base logits' dtype and shape: never on values.
+    On the CPU it is always the fused loop, in Triton's interpreter. Arguments as for the chain's sampler.
+    """
+
+    config: ClassVar[ModuleType]
+    chain_sampler: ClassVar[type[ChainLauncher]]
+    fused_loop: ClassVar[Callable[..., Any]]
+
+    def __init__(
+        self,
+        embed_weight: torch.Tensor,
+        head_weight: torch.Tensor,
+        *,
+        max_reqs: int,
+        cache_dtype: torch.dtype,
+        device_name: str | None = None,
+        timeout_ms: int = 30_000,
+    ) -> None:
+        self.fused = self.fused_loop(embed_weight, head_weight, max_reqs=max_reqs)
+        self.chain: ChainLauncher | None = None
+        self.max_reqs, self.cache_dtype = max_reqs, cache_dtype
+        self.chain_declined = self.chain_sampler.why_not(
+            embed_weight, head_weight, max_reqs=max_reqs, cache_dtype=cache_dtype, device_name=device_name
+        )
+        if self.chain_declined is None:
+            self.chain = self.chain_sampler(
+                embed_weight,
+                head_weight,
+                max_reqs=max_reqs,
+                cache_dtype=cache_dtype,
+                device_name=device_name,
+                timeout_ms=timeout_ms,
+            )
+        self._told: set[tuple[str, str]] = set()
+        model = self.config.MODEL
+        if self.chain is None:
+            log.info("%s: every batch takes the fused loop: %s", model, self.chain_declined)
+        else:
+            log.info("%s: the chain takes 1 to %d rows, the fused loop the others", model, self.chain.max_rows)
+
+    def path(self, num_reqs: int, base_logits: torch.Tensor | None = None) -> tuple[str, str]:
+        """The kernel that a batch takes, "chain" or "fused", and the reason in words."""
+        if self.chain is None:
+            return "fused", f"no chain: {self.chain_declined}"
+        declined = self.chain.why_not_call(num_reqs, base_logits)
+        if declined is not None:
+            return "fused", f"not this batch: {declined}"
+        return "chain", f"one launch for up to {self.chain.max_rows} request rows"
+
+    def fork_noise(
+        self,
+        idx_mapping: torch.Tensor,
+        sample_pos: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        num_reqs: int,
+    ) -> None:
+        """Draw the chain's noise on a side stream; nothing to do for a batch that the fused loop takes."""
+        if self.chain is not None and self.path(num_reqs)[0] == "chain":
+            self.chain.fork_noise(idx_mapping, sample_pos, temperature, seeds, num_reqs)
+
+    def join_noise(self) -> None:
+        """Make the current stream wait for the forked noise, if any was forked."""
+        if self.chain is not None and self.chain.noise_pending:
+            self.chain.join_noise()
+
+    def sample(
+        self,
+        base_logits: torch.Tensor,
+        input_ids: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        sample_pos: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        logits_cache: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        *,
+        query_per_row: int | None = None,
+    ) -> None:
+        """Draw every draft token of the batch; arguments and errors as for the chain's ``sample``."""
+        rows = base_logits.shape[0]
+        name, reason = self.path(rows, base_logits)
+        if (name, reason) not in self._told:
+            self._told.add((name, reason))
+            log.info("%s: %d rows: %s: %s", self.config.MODEL, rows, name, reason)
+        if query_per_row is None:
+            query_per_row = self.config.QUERY_PER_ROW
+        arguments: Sequence[torch.Tensor] = (
+            base_logits,
+            input_ids,
+            idx_mapping,
+            sample_pos,
+            temperature,
+            seeds,
+            logits_cache,
+            draft_tokens,
+        )
+        if name == "chain" and self.chain is not None:
+            self.chain.sample(*arguments, query_per_row=query_per_row)
+            return
+        if self.chain is not None:
+            self.chain.discard_noise()
+        self.fused.sample(*arguments, query_per_row=query_per_row)
+
+    def warmup(self) -> None:
+        """Compile everything that a later call can need."""
+        self.fused.warmup(cache_dtype=self.cache_dtype)
+        if self.chain is not None:
+            self.chain.warmup()
+
+    def raise_if_failed(self) -> None:
+        """Raise ChainTimeoutError when a chain launch has given up waiting."""
+        if self.chain is not None:
+            self.chain.raise_if_failed()

@@ -1,0 +1,363 @@
+"""From a model and the GPUs to plans: where every tile of the Markov head lives, with the reason of each number.
+
+All arithmetic of the generator is here; templates only print it. The byte layout of shared memory is defined once, in
+templates/device/plan_line.py, which this module loads: the kernel and the plan cannot disagree.
+"""
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dsparkgen.device import DeviceSpec
+from dsparkgen.spec import ModelSpec
+
+WARPS = 12  # of a CTA: 3 a scheduler, 168 registers a lane; 8, 10 and 11 warps were slower
+REGISTER_CHUNKS = 12  # chunks of head tiles per warp in registers: 8 words a lane each, 96 of 168; more spills
+ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
+TILE_ROWS = 16
+CHUNK_DIMS = 32  # rank dimensions of a chunk
+SMALLEST_RING = 4
+REFILL_US = 1.5  # from using a ring slot to having its next tile, under load, as measured on an H200
+L2_SHARE = 0.62  # of L2 that streamed tiles can keep: 39 MB of 60 MB on an H200
+L2_KEPT_SHARE = 0.5  # of L2 that tiles are asked to be kept in when not all fit
+THRASHING = 4  # bytes missed for each byte of streamed tiles that L2 cannot keep
+BASE_BYTES = {"bf16": 2, "fp32": 4}
+
+
+def _layout() -> ModuleType:
+    here = Path(__file__).parent
+    roots = (here / "_root" / "templates", here.parents[1] / "templates")
+    path = next(root for root in roots if root.is_dir()) / "device" / "plan_line.py"
+    spec = importlib.util.spec_from_file_location("dsparkgen._plan_line", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+layout = _layout()
+PlanLine = layout.PlanLine
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What follows from a plan line: where a CTA's tiles live and what a position costs. Bytes are of the whole GPU."""
+
+    register_tiles: int  # per CTA
+    resident_tiles: int
+    streamed_tiles: int
+    head_bytes: int  # of the shard
+    l2_bytes_per_position: int  # streamed tiles
+    hbm_bytes_per_position: int  # streamed tiles that L2 is not asked to keep, base logits, noise and cache
+    shared_bytes: int
+    floor_us: float  # of the whole chain
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model's plans for all devices, tensor-parallel sizes and row slots."""
+
+    spec: ModelSpec
+    devices: Mapping[str, DeviceSpec]
+    id_bits: int  # of a token id in an exchange record
+    tag_bits: int  # of its sequence tag
+    query_per_row: int  # query rows of a request: where its anchor is in input_ids
+    shards: Mapping[int, int]  # vocabulary columns of the widest shard, by tensor-parallel size
+    lines: tuple[Any, ...]  # PlanLine
+
+    @property
+    def planned_devices(self) -> tuple[DeviceSpec, ...]:
+        """The GPUs, in the order of their names."""
+        return tuple(self.devices[name] for name in sorted(self.devices))
+
+    def line(self, device: str, tp: int, row_slots: int) -> Any | None:
+        """The plan line of that key; None when nothing fits the device."""
+        return next((x for x in self.lines if (x.device, x.tp, x.row_slots) == (device, tp, row_slots)), None)
+
+
+def plan_model(spec: ModelSpec, devices: Mapping[str, DeviceSpec]) -> ModelPlan:
+    """Plans a model for every device, tensor-parallel size and row slot count.
+
+    Args:
+        spec: The model. Without the chain kernel under `emit` there are no plan lines.
+        devices: GPU descriptions by name.
+    """
+    id_bits = max((spec.vocabulary.target - 1).bit_length(), 1)
+    return ModelPlan(
+        spec=spec,
+        devices=dict(devices),
+        id_bits=id_bits,
+        tag_bits=32 - id_bits,
+        query_per_row=spec.draft.num_steps + (0 if spec.draft.sample_from_anchor else 1),
+        shards={tp: _shard(spec, tp) for tp in spec.parallel.tp},
+        lines=tuple(_lines(spec, devices)) if "chain" in spec.emit.kernels else (),
+    )
+
+
+def _shard(spec: ModelSpec, tp: int) -> int:
+    return -(-spec.vocabulary.draft // tp)
+
+
+def _lines(spec: ModelSpec, devices: Mapping[str, DeviceSpec]) -> Iterator[Any]:
+    most = next(slots for slots in ROW_SLOTS if slots >= spec.draft.max_rows)
+    for name in sorted(devices):
+        for tp in spec.parallel.tp:
+            for slots in ROW_SLOTS:
+                line = _plan(spec, devices[name], tp, slots) if slots <= most else None
+                if line is not None:
+                    yield line
+
+
+def _plan(spec: ModelSpec, device: DeviceSpec, tp: int, row_slots: int) -> Any | None:
+    """The line with most tiles in registers that fits, or None."""
+    width = _shard(spec, tp)
+    tiles = -(-(-(-width // TILE_ROWS)) // device.sms)
+    chunks = spec.markov.rank_dim // CHUNK_DIMS
+    most = min(-(-REGISTER_CHUNKS // chunks), -(-tiles // WARPS))
+    for register_tiles in range(most, -1, -1):
+        line = PlanLine(
+            device=device.name,
+            tp=tp,
+            row_slots=row_slots,
+            ctas=device.sms,
+            warps=WARPS,
+            tiles=tiles,
+            register_tiles=register_tiles,
+            register_chunks=min(chunks, REGISTER_CHUNKS // register_tiles) if register_tiles else 0,
+            resident=0,
+            ring=0,
+            resident_fp32=0,
+            ring_fp32=0,
+            keep=0,
+            shared_bytes=0,
+            partial=width % TILE_ROWS != 0 or spec.vocabulary.draft % tp != 0,
+        )
+        found = [_fit(line, spec, device, BASE_BYTES[dtype]) for dtype in ("bf16", "fp32")]
+        if None not in found:
+            (resident, ring), (resident_fp32, ring_fp32) = found
+            line = line._replace(resident=resident, ring=ring, resident_fp32=resident_fp32, ring_fp32=ring_fp32)
+            line = line._replace(keep=_keep(line, spec, device))
+            return line._replace(shared_bytes=_shared(line, spec, BASE_BYTES["bf16"]))
+    return None
+
+
+def _shared(line: Any, spec: ModelSpec, base_bytes: int) -> int:
+    return layout.shared_layout(line, spec.markov.rank_dim, spec.draft.num_steps, base_bytes).total
+
+
+def _fit(line: Any, spec: ModelSpec, device: DeviceSpec, base_bytes: int) -> tuple[int, int] | None:
+    """(resident tiles, ring slots) of the plan whose streaming takes least time, or None when nothing fits."""
+    need = max(line.tiles - line.register_tiles * line.warps, 0)
+
+    def fits(resident: int, ring: int) -> bool:
+        asked = line._replace(resident=resident, ring=ring, resident_fp32=resident, ring_fp32=ring)
+        return _shared(asked, spec, base_bytes) <= device.smem_per_block_bytes
+
+    if fits(need, 0):
+        return need, 0
+    found = []
+    for ring in range(SMALLEST_RING, line.warps + 1):
+        resident = next((n for n in range(need - ring, -1, -1) if fits(n, ring)), None)
+        if resident is not None:
+            streamed = need - resident
+            found.append((stream_us(streamed, ring, spec.markov.rank_dim, device), streamed, (resident, ring)))
+    return min(found)[2] if found else None
+
+
+def stream_us(streamed: int, ring: int, rank_dim: int, device: DeviceSpec) -> float:
+    """Microseconds that a position's streamed tiles take at least: a slot's refills follow each other, and all share L2.
+
+    Args:
+        streamed: Tiles per CTA that pass through the ring in a position.
+        ring: Slots of the ring.
+        rank_dim: Markov rank.
+        device: The GPU.
+    """
+    moved = streamed * device.sms * TILE_ROWS * 2 * rank_dim
+    missed = min(moved, THRASHING * max(moved - L2_SHARE * device.l2_bytes, 0))
+    bandwidth = (moved - missed) / device.l2_bytes_per_s + missed / device.hbm_bytes_per_s
+    return max(-(-streamed // ring) * REFILL_US, bandwidth * 1e6)
+
+
+def _keep(line: Any, spec: ModelSpec, device: DeviceSpec) -> int:
+    """Streamed tiles per CTA for which L2 gets evict_last: all when they fit, else what half of L2 holds."""
+    streamed = line.tiles - min(line.tiles, line.register_tiles * line.warps) - line.resident
+    tile = device.sms * TILE_ROWS * 2 * spec.markov.rank_dim
+    if streamed * tile <= L2_SHARE * device.l2_bytes:
+        return streamed
+    return min(streamed, int(L2_KEPT_SHARE * device.l2_bytes) // tile)
+
+
+def numbers(plan: ModelPlan, line: Any, *, base_bytes: int = 2, cache_bytes: int = 2) -> Numbers:
+    """What follows from a plan line, for base logits and cache of these bytes an entry."""
+    spec, device = plan.spec, plan.devices[line.device]
+    in_registers = min(line.tiles, line.register_tiles * line.warps)
+    resident = min(line.tiles - in_registers, layout.resident_tiles(line, base_bytes))
+    streamed = line.tiles - in_registers - resident
+    tile = line.ctas * TILE_ROWS * 2 * spec.markov.rank_dim
+    width = plan.shards[line.tp]
+    entries = line.row_slots * width * (base_bytes + 4 + cache_bytes)
+    return Numbers(
+        register_tiles=in_registers,
+        resident_tiles=resident,
+        streamed_tiles=streamed,
+        head_bytes=width * 2 * spec.markov.rank_dim,
+        l2_bytes_per_position=streamed * tile,
+        hbm_bytes_per_position=max(streamed - line.keep, 0) * tile + entries,
+        shared_bytes=_shared(line, spec, base_bytes),
+        floor_us=floor_us(
+            device,
+            vocab_size=width,
+            rank_dim=spec.markov.rank_dim,
+            num_steps=spec.draft.num_steps,
+            rows=line.row_slots,
+            base_bytes=base_bytes,
+            cache_bytes=cache_bytes,
+        ),
+    )
+
+
+def floor_us(
+    device: DeviceSpec,
+    *,
+    vocab_size: int,
+    rank_dim: int,
+    num_steps: int,
+    rows: int,
+    base_bytes: int = 2,
+    cache_bytes: int = 2,
+) -> float:
+    """Microseconds below which no chain can run: each input read once and each output written once at the device's copy
+    bandwidth, one grid barrier a position, one launch."""
+    moved = vocab_size * 2 * rank_dim + rows * num_steps * vocab_size * (base_bytes + 4 + cache_bytes)
+    return moved / device.hbm_bytes_per_s * 1e6 + num_steps * device.grid_barrier_us + device.launch_us
+
+
+def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
+    """Why each number of a plan line is what it is."""
+    spec, device = plan.spec, plan.devices[line.device]
+    chunks = spec.markov.rank_dim // CHUNK_DIMS
+    n = numbers(plan, line)
+    streams = n.streamed_tiles > 0
+    return {
+        "ctas": f"one a streaming multiprocessor of {device.title}",
+        "warps": f"{WARPS}: 3 a scheduler with 168 registers a lane",
+        "tiles": f"ceil(ceil({plan.shards[line.tp]} / {TILE_ROWS}) / {line.ctas}): contiguous, balanced to one tile",
+        "register_tiles": f"{line.register_tiles} a warp, {line.register_chunks} of {chunks} chunks in registers "
+        f"({line.register_tiles * line.register_chunks * 8} words a lane), the rest in shared memory",
+        "resident": f"what is left of {device.smem_per_block_bytes} bytes beside the ring, {line.row_slots} row(s) of staged inputs "
+        "and the embeddings",
+        "ring": f"least time for {n.streamed_tiles} streamed tiles: {REFILL_US} us a refill, "
+        f"{device.l2_bytes_per_s / 1e12:.1f} TB/s from L2"
+        if streams
+        else "everything stays on the chip",
+        "keep": "all streamed tiles fit into L2"
+        if line.keep == n.streamed_tiles
+        else f"half of {device.l2_bytes / 2**20:.0f} MiB of L2; the others are read from memory each position",
+        "shared_bytes": f"of {device.smem_per_block_bytes}",
+        "floor_us": f"{n.head_bytes / 1e6:.1f} MB of head and the inputs and outputs once at {device.hbm_bytes_per_s / 1e12:.2f} TB/s, "
+        f"{spec.draft.num_steps} barriers of {device.grid_barrier_us} us, {device.launch_us} us of launch",
+    }
+
+
+def _asked(plan: ModelPlan, device: str, tps: Sequence[int], rows: Sequence[int]) -> list[Any]:
+    return [x for x in plan.lines if x.device == device and x.tp in tps and x.row_slots in rows]
+
+
+def to_json(plan: ModelPlan, device: str, tps: Sequence[int], rows: Sequence[int]) -> dict[str, Any]:
+    """The plan lines asked for, with what follows from them and the reasons."""
+    return {
+        "model": plan.spec.model.name,
+        "device": device,
+        "id_bits": plan.id_bits,
+        "tag_bits": plan.tag_bits,
+        "lines": [
+            {
+                **line._asdict(),
+                "width": plan.shards[line.tp],
+                **vars(numbers(plan, line)),
+                "reasons": reasons(plan, line),
+            }
+            for line in _asked(plan, device, tps, rows)
+        ],
+    }
+
+
+BAR_CELLS = 40
+
+
+def _shares(n: Numbers, cells: int) -> tuple[int, int, int]:
+    total = max(n.register_tiles + n.resident_tiles + n.streamed_tiles, 1)
+    first = round(cells * n.register_tiles / total)
+    second = round(cells * (n.register_tiles + n.resident_tiles) / total) - first
+    return first, second, cells - first - second
+
+
+def render_text(plan: ModelPlan, device: str, tps: Sequence[int], rows: Sequence[int]) -> str:
+    """A table of the plan lines asked for, a residency bar each, and the reasons of the first line."""
+    spec, gpu = plan.spec, plan.devices[device]
+    out = [
+        f"{spec.model.title}: vocabulary {spec.vocabulary.draft}, rank {spec.markov.rank_dim}, {spec.draft.num_steps} positions, "
+        f"on {gpu.title}, bf16 base logits and cache",
+        f"exchange record: score 32 bits, token id {plan.id_bits}, sequence tag {plan.tag_bits}",
+        "",
+        f"{'tp':>3} {'rows':>4} {'tiles/SM':>8} {'regs':>5} {'smem':>5} {'stream':>6} {'ring':>4} {'keep':>4} "
+        f"{'smem KiB':>8} {'L2 MB/pos':>9} {'mem MB/pos':>10} {'floor us':>8}  # registers  = shared  . streamed",
+    ]
+    lines = _asked(plan, device, tps, rows)
+    for line in lines:
+        n = numbers(plan, line)
+        a, b, c = _shares(n, BAR_CELLS)
+        out.append(
+            f"{line.tp:>3} {line.row_slots:>4} {line.tiles:>8} {n.register_tiles:>5} {n.resident_tiles:>5} {n.streamed_tiles:>6} "
+            f"{line.ring:>4} {line.keep:>4} {n.shared_bytes / 1024:>8.1f} {n.l2_bytes_per_position / 1e6:>9.1f} "
+            f"{n.hbm_bytes_per_position / 1e6:>10.1f} {n.floor_us:>8.1f}  {'#' * a}{'=' * b}{'.' * c}"
+        )
+    if not lines:
+        return "\n".join([*out, "no plan line: nothing fits, or the spec does not emit the chain kernel"])
+    out += ["", f"Why (tp {lines[0].tp}, rows {lines[0].row_slots}):"]
+    out += [f"  {name:<14} {reason}" for name, reason in reasons(plan, lines[0]).items()]
+    return "\n".join(out)
+
+
+SVG_BAR, SVG_ROW, SVG_LEFT = 520, 26, 150
+SVG_COLOURS = (
+    ("registers", "#2f6f8f"),
+    ("shared memory", "#6fb1a0"),
+    ("streamed from L2", "#e3a857"),
+    ("streamed from memory", "#c8553d"),
+)
+
+
+def to_svg(plan: ModelPlan, device: str, tps: Sequence[int], rows: Sequence[int]) -> str:
+    """The residency of the plan lines asked for, as a picture."""
+    lines = _asked(plan, device, tps, rows)
+    height = 70 + SVG_ROW * len(lines)
+    title = f"{plan.spec.model.title} on {plan.devices[device].title}: where the Markov head lives"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{SVG_LEFT + SVG_BAR + 170}" height="{height}" font-family="sans-serif" font-size="12">',
+        f"<title>{escape(title)}</title>",
+        f'<text x="10" y="20" font-size="14">{escape(title)}</text>',
+    ]
+    for i, (name, colour) in enumerate(SVG_COLOURS):
+        x = 10 + 160 * i
+        parts.append(
+            f'<rect x="{x}" y="32" width="12" height="12" fill="{colour}"/><text x="{x + 17}" y="42">{name}</text>'
+        )
+    for i, line in enumerate(lines):
+        n = numbers(plan, line)
+        y = 58 + SVG_ROW * i
+        kept = min(line.keep, n.streamed_tiles)
+        counts = (n.register_tiles, n.resident_tiles, kept, n.streamed_tiles - kept)
+        parts.append(f'<text x="10" y="{y + 14}">tp {line.tp}, rows {line.row_slots}</text>')
+        x = float(SVG_LEFT)
+        for count, (_, colour) in zip(counts, SVG_COLOURS, strict=True):
+            wide = SVG_BAR * count / max(line.tiles, 1)
+            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="18" fill="{colour}"/>')
+            x += wide
+        parts.append(f'<text x="{SVG_LEFT + SVG_BAR + 8}" y="{y + 14}">{line.tiles} tiles a CTA</text>')
+    return "\n".join([*parts, "</svg>", ""])

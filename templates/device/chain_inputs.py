@@ -1,0 +1,198 @@
+"""What the chain kernel reads beside the head: noise and base logits of each tile, the rows' states, the Markov embeddings.
+
+Noise and base logits of a tile are copied for the next position as soon as the warp that owns the tile has used those of this one,
+so that they neither wait for the exchange between CTAs nor delay it.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
+
+from . import head_tiles, plan_line, ptx
+
+LANES = 32
+TILE_ROWS = plan_line.TILE_ROWS
+NOISE_BYTES = plan_line.NOISE_BYTES
+PIECE = 16  # bytes that one lane copies at once
+NOISE_PIECES = TILE_ROWS * NOISE_BYTES // PIECE  # of a tile and row
+NOTHING = -1  # piece target of a lane that copies nothing
+
+
+class Inputs:
+    """The part of a chain kernel that stages its inputs; comes with chain_head.Head. Methods take the kernel's context `c`."""
+
+    def __init__(
+        self,
+        line: plan_line.PlanLine,
+        rank_dim: int,
+        num_steps: int,
+        vocab_size: int,
+        base_bytes: int,
+        cache_bytes: int,
+    ):
+        self.vocab_size = vocab_size
+        self.base_bytes = base_bytes
+        self.cache_bytes = cache_bytes
+        self.rounds = base_bytes == 2 or cache_bytes == 2  # a bf16 base makes a bf16 sum, a bf16 cache a bf16 logit
+        self.shared = plan_line.shared_layout(line, rank_dim, num_steps, base_bytes)
+        self.stage_bytes = plan_line.stage_bytes(base_bytes)
+        self.base_pieces = TILE_ROWS * base_bytes // PIECE  # of a tile and row
+        self.entries = (
+            2 if line.row_slots == head_tiles.WIDE_ROWS else 1
+        )  # of a tile's 16 entries of a row, those of one lane
+        self.embed_pieces = 2 * rank_dim // PIECE
+        self.embed_half = (
+            rank_dim * line.row_slots
+        )  # bytes of one half of the embeddings, see head_tiles.store_embedding
+
+    # ---- noise and base logits
+
+    @cute.jit
+    def locate_inputs(self, c):
+        """What the lane copies of each tile: 16 bytes of one row's noise and 16 of one row's base logits, at position 0.
+
+        Sources are counted in pieces from the noise and the base logits, so that 32 bits are enough.
+        """
+        row, piece = c.lane // NOISE_PIECES, c.lane % NOISE_PIECES
+        column = Int64(c.first_column)
+        source = Int64(row * self.num_steps) * c.noise_stride + column
+        c.piece_source[0] = Uint32(source * NOISE_BYTES // PIECE) + Uint32(piece)
+        target = c.inputs + row * self.stage_bytes + piece * PIECE
+        c.piece_target[0] = ptx.select(row < c.rows, target, Int32(NOTHING))
+        row, piece = c.lane // self.base_pieces, c.lane % self.base_pieces
+        source = Int64(row) * c.base_row_stride + column
+        c.piece_source[1] = Uint32(source * self.base_bytes // PIECE) + Uint32(piece)
+        target = c.inputs + row * self.stage_bytes + TILE_ROWS * NOISE_BYTES + piece * PIECE
+        c.piece_target[1] = ptx.select((row < c.rows) & (c.base_vector != 0), target, Int32(NOTHING))
+
+    def next_position_inputs(self, c) -> None:
+        """Moves the lane's sources to the next position."""
+        c.piece_source[0] = c.piece_source[0] + Uint32(c.noise_stride * NOISE_BYTES // PIECE)
+        c.piece_source[1] = c.piece_source[1] + Uint32(c.base_pos_stride * self.base_bytes // PIECE)
+
+    @cute.jit
+    def fetch_inputs(self, c, tile: Int32, step: Int32):
+        """Starts copying a tile's noise and base logits of one position into their staging. The warp that owns the tile."""
+        self.copy_piece(c, 0, c.noise, tile, NOISE_BYTES)
+        self.copy_piece(c, 1, c.base, tile, self.base_bytes)
+        if c.base_vector == 0:
+            self.copy_base(c, tile, step)
+
+    @cute.jit
+    def copy_piece(self, c, which: cutlass.Constexpr, array: Int64, tile: Int32, entry_bytes: cutlass.Constexpr):
+        """Starts copying the lane's 16 bytes of a tile from one of the two arrays."""
+        pieces = TILE_ROWS * entry_bytes // PIECE
+        if c.piece_target[which] != NOTHING:
+            source = array + Int64(c.piece_source[which] + Uint32(tile * pieces)) * PIECE
+            target = c.piece_target[which] + tile * (self.rows * self.stage_bytes)
+            if cutlass.const_expr(self.line.partial):
+                left = (c.span - tile * TILE_ROWS) * entry_bytes - c.lane % pieces * PIECE
+                ptx.copy_async_16_of(target, source, cutlass.max(cutlass.min(left, PIECE), 0), c.once)
+            else:
+                ptx.copy_async_16(target, source, c.once)
+
+    @cute.jit
+    def copy_base(self, c, tile: Int32, step: Int32):
+        """Base logits that are not aligned to 16 bytes, entry by entry. Offsets are 32-bit counts of entries, as the launcher checks."""
+        column = Uint32(c.first_column) + Uint32(tile * TILE_ROWS) + Uint32(step) * Uint32(c.base_pos_stride)
+        for j in cutlass.range_constexpr((self.rows * TILE_ROWS + LANES - 1) // LANES):
+            row, entry = (c.lane + LANES * j) // TILE_ROWS, (c.lane + LANES * j) % TILE_ROWS
+            if (row < c.rows) & (entry < c.span - tile * TILE_ROWS):
+                source = (
+                    c.base + Int64(Uint32(row) * Uint32(c.base_row_stride) + column + Uint32(entry)) * self.base_bytes
+                )
+                staged = c.inputs + (tile * self.rows + row) * self.stage_bytes
+                target = staged + TILE_ROWS * NOISE_BYTES + entry * self.base_bytes
+                if cutlass.const_expr(self.base_bytes == 2):
+                    ptx.sts_u16(target, ptx.ldg_u16(source))
+                else:
+                    ptx.sts_b32(target, ptx.ldg_b32(source))
+
+    @cute.jit
+    def fetch_all_inputs(self, c, step: Int32):
+        """fetch_inputs of every tile of the warp."""
+        for i in cutlass.range(c.my_register, unroll=1):
+            self.fetch_inputs(c, c.first_register + i * self.line.warps, step)
+        for it in cutlass.range(c.my_streamed + c.my_resident, unroll=1):
+            tile, _, _ = self.shared_tile(c, it)
+            self.fetch_inputs(c, tile, step)
+
+    def load_bf16(self, address: Int32) -> list[Float32]:
+        """The lane's bf16 entries of one row, as fp32."""
+        if self.entries == 1:
+            return [ptx.float_of(ptx.lds_u16(address) << Uint32(16))]
+        return head_tiles.unpack_bf16(ptx.lds_b32(address))
+
+    def load_fp32(self, address: Int32) -> list[Float32]:
+        """The lane's fp32 entries of one row."""
+        return [ptx.float_of(x) for x in ([ptx.lds_b32(address)] if self.entries == 1 else ptx.lds_b64(address))]
+
+    def round_bf16(self, x: list[Float32]):
+        """The values rounded to bf16, as fp32 and as packed words."""
+        if self.entries == 1:
+            word = ptx.bf16_bits(x[0])
+            return [ptx.float_of(word << Uint32(16))], [word]
+        word = ptx.bf16x2_bits(x[0], x[1])
+        return head_tiles.unpack_bf16(word), [word]
+
+    # ---- the cache
+
+    @cute.jit
+    def store_logits(self, c, address: Int64, at: Int32, logits, words):
+        """The lane's entries into the cache row, in one store where alignment and the end of the shard allow."""
+        if cutlass.const_expr(self.cache_bytes == 4):
+            words = [ptx.bits_of(x) for x in logits]
+        whole = c.cache_vector != 0
+        if cutlass.const_expr(self.line.partial):
+            whole = whole & (at + self.entries <= c.span)
+        if cutlass.const_expr(self.entries == 1 and not self.line.partial):
+            whole = Boolean(True)
+        if whole:
+            if cutlass.const_expr(self.cache_bytes == 2 and self.entries == 1):
+                ptx.stg_u16(address, words[0])
+            else:
+                ptx.stg_words(address, words)
+        else:
+            for e in cutlass.range_constexpr(self.entries):
+                if at + e < c.span:
+                    if cutlass.const_expr(self.cache_bytes == 4):
+                        ptx.stg_b32(address + 4 * e, words[e])
+                    else:
+                        ptx.stg_u16(address + 2 * e, words[0] >> Uint32(16 * e))
+
+    # ---- rows: state, anchor, embedding
+
+    @cute.jit
+    def fetch_embedding(self, c, row: Int32, token: Int32):
+        """The Markov embedding of a row's previous token, from memory into fragment order. One warp."""
+        source = c.embed + Int64(token) * self.tile.row_bytes
+        for j in cutlass.range_constexpr((self.embed_pieces + LANES - 1) // LANES):
+            piece = c.lane + LANES * j
+            if piece < self.embed_pieces:
+                x = ptx.ldg_b128(source + Int64(piece) * 16)
+                head_tiles.store_embedding(self.rows, self.embed_half, c.embedding_stage, row, piece, x)
+
+    @cute.jit
+    def load_row_table(self, c):
+        """Cache address, temperature and whether the cache is written, of every (row, position). A padding row has temperature 0."""
+        if c.tid < c.rows * self.num_steps:
+            state = Int32(ptx.ldg_s64(c.idx_mapping + Int64(c.tid) * 8))
+            temperature = Uint32(0)
+            if state >= 0:
+                temperature = ptx.ldg_b32(c.temperature_table + Int64(state) * 4)
+            step = c.tid % self.num_steps
+            offset = Int64(state) * c.cache_req_stride + Int64(step) * c.cache_pos_stride + c.first_column
+            address = Uint64(c.cache + offset * self.cache_bytes)
+            halves = [Uint32(address & Uint64(0xFFFFFFFF)), Uint32(address >> Uint64(32))]
+            target = c.smem + self.shared.row_table + c.tid * plan_line.ROW_TABLE_BYTES
+            ptx.sts_b128(target, [*halves, temperature, Uint32(state >= 0)])
+
+    @cute.jit
+    def load_anchor(self, c, row: Int32):
+        """The token before position 0. A row slot without a row, or an id outside the vocabulary, reads token 0."""
+        token = Int32(0)
+        if row < c.rows:
+            token = Int32(ptx.ldg_b32(c.input_ids + Int64(row * c.query_per_row) * 4))
+            if (token < 0) | (token >= self.vocab_size):
+                token = Int32(0)
+        return token

@@ -1,0 +1,36 @@
+"""Constants of {{ spec.model.title }}. Nothing is computed at run time; the spec and the plan say where each comes from."""
+
+from .._device.plan_line import PlanLine
+
+MODEL = "{{ spec.model.name }}"
+VOCAB_SIZE = {{ spec.vocabulary.target }}  # vocabulary.target: rows of the Markov embedding, ids of the draft tokens
+DRAFT_VOCAB_SIZE = {{ spec.vocabulary.draft }}  # vocabulary.draft: rows of the Markov head
+SAMPLING_LIMIT = {{ spec.vocabulary.sampling_limit }}  # vocabulary.sampling_limit: ids from here on are never drawn
+RANK_DIM = {{ spec.markov.rank_dim }}  # markov.rank_dim
+NUM_STEPS = {{ spec.draft.num_steps }}  # draft.num_steps: positions a call draws
+QUERY_PER_ROW = {{ plan.query_per_row }}  # query rows of a request: num_steps, and one more where the anchor is not sampled from
+MAX_ROWS = {{ spec.draft.max_rows }}  # draft.max_rows: request rows of a chain launch
+BASE_DTYPES = {{ spec.logits.base_dtypes }}  # logits.base_dtypes
+CACHE_DTYPES = {{ spec.logits.cache_dtypes }}  # logits.cache_dtypes
+TP_SIZES = {{ spec.parallel.tp }}  # parallel.tp
+NOISE_SCHEME = "{{ spec.noise.scheme }}"  # noise.scheme
+DRAFT_SALT = {{ spec.noise.draft_salt }}  # noise.draft_salt: added to the position that the noise is keyed by
+STEP_MIX = {{ spec.noise.step_mix }}  # noise.step_mix: the position's index is mixed into the seed
+DTYPE_BYTES = {"bf16": 2, "fp32": 4}
+
+# An exchange record is score 32, token id ID_BITS, sequence tag the rest.
+ID_BITS = {{ plan.id_bits }}
+
+# Name: compute capability, streaming multiprocessors, shared memory of a block in bytes.
+DEVICES = {
+    # % for device in plan.planned_devices
+    "{{ device.name }}": ({{ device.compute_capability }}, {{ device.sms }}, {{ device.smem_per_block_bytes }}),
+    # % endfor
+}
+
+# (device, tp, row slots): ctas, warps, tiles; register tiles, chunks; resident, ring; the same with fp32 base; keep, shared bytes, partial
+PLANS = {
+    # % for x in plan.lines
+    ("{{ x.device }}", {{ x.tp }}, {{ x.row_slots }}): PlanLine("{{ x.device }}", {{ x.tp }}, {{ x.row_slots }}, {{ x.ctas }}, {{ x.warps }}, {{ x.tiles }}, {{ x.register_tiles }}, {{ x.register_chunks }}, {{ x.resident }}, {{ x.ring }}, {{ x.resident_fp32 }}, {{ x.ring_fp32 }}, {{ x.keep }}, {{ x.shared_bytes }}, {{ x.partial }}),
+    # % endfor
+}
