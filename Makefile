@@ -9,6 +9,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed.stamp
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -qq -e '.[cuda,dev]'
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test check compile docs format clean
@@ -18,10 +19,13 @@ help: ## this list
 
 venv: $(STAMP) ## .venv with the tool, the product's requirements and the test tools
 
+# The pinned CPU build of PyTorch is not on every package index, and its CUDA builds want a Triton of their own: where the pins
+# have no answer, pip chooses the release of PyTorch that goes with the pinned Triton.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@echo "Setting up $(VENV) (the first time downloads the compilers and PyTorch) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -qq $(CONSTRAINTS:%=-c %) -e '.[cuda,dev]'
+	@grep -v '^torch==' /dev/null $(CONSTRAINTS) -h > $(VENV)/without-torch.txt || true
+	$(INSTALL) $(CONSTRAINTS:%=-c %) || { echo "Trying the release of PyTorch that fits Triton ..."; $(INSTALL) -c $(VENV)/without-torch.txt; }
 	@touch $@
 
 demo: $(STAMP) ## spec -> plan -> kernels -> resource table -> draft tokens beside the reference
