@@ -115,8 +115,20 @@ def write_cache(path: Path, record: Record) -> None:
     os.replace(file.name, path)
 
 
-def run_builds(root: Path, builds: Sequence[Build], jobs: int) -> list[Record]:
-    """Compiles builds in at most `jobs` processes. Returns one record a build, in order: its figures, or {"error": text}."""
+def read_sources(root: Path) -> dict[str, str]:
+    """The generated package as it is on disk: text by path below the source root."""
+    generated = root / "generated"
+    return {
+        path.relative_to(generated).as_posix(): path.read_text() for path in generated.glob("dspark_kernels/*/*.py")
+    }
+
+
+def run_builds(root: Path, builds: Sequence[Build], jobs: int, sources: Mapping[str, str]) -> list[Record]:
+    """Compiles builds in at most `jobs` processes. Returns one record a build, in order: its figures, or {"error": text}.
+
+    `sources` is the package that the builds' digests were taken from. Once it has changed on disk figures belong to no digest, so
+    that they are errors and are not kept.
+    """
     compilers = {name: compiler_version(name) for name in set(COMPILERS.values())}
     paths = [cache_path(build, str(compilers[COMPILERS[build.kernel]])) for build in builds]
     records = {index: {**kept, "cached": True} for index, path in enumerate(paths) if (kept := read_cache(path))}
@@ -126,6 +138,8 @@ def run_builds(root: Path, builds: Sequence[Build], jobs: int) -> list[Record]:
 
         def run(group: list[tuple[int, Build]]) -> None:
             for index, record in _compile_group(root, group):
+                if read_sources(root) != sources:
+                    record = {"error": "generated/ changed while it was compiled: run again"}
                 records[index] = record
                 if "error" not in record:
                     write_cache(paths[index], record)
@@ -202,29 +216,30 @@ def compiler_version(name: str) -> str | None:
 
 
 def list_builds(
-    root: Path, specs: Mapping[str, ModelSpec], models: Sequence[str], archs: Sequence[str] | None, all_: bool
+    root: Path,
+    sources: Mapping[str, str],
+    specs: Mapping[str, ModelSpec],
+    models: Sequence[str],
+    archs: Sequence[str] | None,
+    all_: bool,
 ) -> list[Build]:
     """The builds of the checked-in kernels of `models`: the default set, or every one with `all_`.
 
-    Kernels whose compiler is not installed are left out. Raises WorkerError where a model's generated code cannot be imported.
+    Kernels whose compiler is not installed are left out. Raises WorkerError where a model's generated code cannot be imported,
+    InvalidFile where no device of an arch is described.
     """
     kernels = {
         model: [kernel for kernel in specs[model].emit.kernels if compiler_version(COMPILERS[kernel])]
         for model in models
     }
-    listings = {
-        answer["model"]: answer for answer in ask_worker("list", {"root": str(root), "models": kernels}, "sm_90a")
-    }
-    generated = root / "generated"
-    files = {
-        path.relative_to(generated).as_posix(): path.read_text() for path in generated.glob("dspark_kernels/*/*.py")
-    }
+    request = {"root": str(root), "models": kernels}
+    listings = {answer["model"]: answer for answer in ask_worker("list", request, "sm_90a")}
     builds = []
     for model in models:
         turn = sorted(specs).index(model)
         listing = listings[model]
         for kernel in kernels[model]:
-            inputs = kernel_digest(files, model, kernel)
+            inputs = kernel_digest(sources, model, kernel)
             for arch in archs or specs[model].emit.archs:
                 if kernel == "chain":
                     chosen = select_chain(listing, arch, turn, all_)
@@ -276,12 +291,19 @@ def run_compile(
         }
     )
     progress = Console(stderr=True)
+    sources = read_sources(root)
     try:
-        builds = list_builds(root, specs, names, archs, all_)
+        builds = list_builds(root, sources, specs, names, archs, all_)
     except WorkerError as error:
-        progress.print(f"the generated kernels cannot be imported: {error}", style="red", highlight=False, markup=False)
+        progress.print(
+            f"the generated kernels cannot be imported: {error}",
+            style="red",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
         return 1
-    records = run_builds(root, builds, jobs or os.cpu_count() or 1)
+    records = run_builds(root, builds, jobs or os.cpu_count() or 1, sources)
     output = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for name in names:
         rows = [(build, record) for build, record in zip(builds, records, strict=True) if build.model == name]
@@ -294,7 +316,7 @@ def run_compile(
     if all_ and not (models or archs or faults or missing):
         (root / RESOURCES).write_text(to_markdown(builds, records, compilers))
     for text in faults:
-        progress.print(text, style="red", highlight=False, markup=False)
+        progress.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
     kept = sum(record.get("cached", False) for record in records)
     progress.print(f"{len(builds)} builds, {kept} of them from the cache, {len(faults)} at fault", highlight=False)
     for name in missing:

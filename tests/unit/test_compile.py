@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from dsparkgen import compile as compiling
 from dsparkgen import cubin, resources
 from dsparkgen.locate import InvalidFile
@@ -109,10 +110,33 @@ def test_kept_figures_are_not_compiled_again(tmp_path: Path, monkeypatch: pytest
         yield from ({"id": entry["id"], **FIGURES} for entry in request["builds"])
 
     monkeypatch.setattr(compiling, "ask_worker", ask_worker)
-    compiling.run_builds(tmp_path, [build(row_slots=1)], jobs=1)
-    records = compiling.run_builds(tmp_path, [build(row_slots=1), build(row_slots=8)], jobs=1)
+    compiling.run_builds(tmp_path, [build(row_slots=1)], jobs=1, sources={})
+    records = compiling.run_builds(tmp_path, [build(row_slots=1), build(row_slots=8)], jobs=1, sources={})
     assert asked == [[1], [8]]
     assert [record.get("cached", False) for record in records] == [True, False]
+
+
+def test_figures_of_code_that_changed_meanwhile_are_neither_shown_nor_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = tmp_path / "generated" / "dspark_kernels" / "m" / "chain.py"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text("STEPS = 5\n")
+    sources = compiling.read_sources(tmp_path)
+    assert sources == {"dspark_kernels/m/chain.py": "STEPS = 5\n"}
+
+    def ask_worker(verb: str, request: dict, arch: str):
+        for entry in request["builds"]:
+            yield {"id": entry["id"], **FIGURES}
+            kernel.write_text("STEPS = 6\n")
+
+    monkeypatch.setattr(compiling, "ask_worker", ask_worker)
+    builds = [build(row_slots=1), build(row_slots=8)]
+    records = compiling.run_builds(tmp_path, builds, jobs=1, sources=sources)
+    assert ["error" in record for record in records] == [False, True]
+    assert "changed while it was compiled" in records[1]["error"]
+    assert len(list((tmp_path / "cache").rglob("*.json"))) == 1
 
 
 def test_a_process_that_dies_fails_its_current_build_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +150,12 @@ def test_a_process_that_dies_fails_its_current_build_only(tmp_path: Path, monkey
 
     monkeypatch.setattr(compiling, "ask_worker", ask_worker)
     builds = [build(row_slots=rows) for rows in (1, 2, 4)]
-    records = compiling.run_builds(tmp_path, builds, jobs=1)
+    records = compiling.run_builds(tmp_path, builds, jobs=1, sources={})
     assert ["error" in record for record in records] == [False, True, False]
     assert resources.find_faults(builds, records) == [f"{builds[1].title}: ended with code -11"]
-    assert "error" in compiling.run_builds(tmp_path, [build(row_slots=2)], jobs=1)[0]  # failures are not kept
+    assert (
+        "error" in compiling.run_builds(tmp_path, [build(row_slots=2)], jobs=1, sources={})[0]
+    )  # failures are not kept
 
 
 def test_a_worker_that_cannot_import_the_model_says_why(tmp_path: Path) -> None:
