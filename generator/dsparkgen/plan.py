@@ -16,7 +16,9 @@ from dsparkgen.device import DeviceSpec
 from dsparkgen.spec import ModelSpec
 
 WARPS = 12  # of a CTA: 3 a scheduler, 168 registers a lane; 8, 10 and 11 warps were slower
-REGISTER_CHUNKS = 12  # chunks of head tiles per warp in registers: 8 words a lane each, 96 of 168; more spills
+REGISTER_CHUNKS = 12  # chunks of head tiles per warp in registers: 8 words a lane each, 96 of 168; with more, the compiler spills
+FEWER_REGISTER_CHUNKS = {"sm_100a": 2, "sm_103a": 2}  # the compiler's own needs are larger there, with 8 row slots twice that
+WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
 ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
 TILE_ROWS = 16
 CHUNK_DIMS = 32  # rank dimensions of a chunk
@@ -117,7 +119,9 @@ def _plan(spec: ModelSpec, device: DeviceSpec, tp: int, row_slots: int) -> Any |
     width = _shard(spec, tp)
     tiles = -(-(-(-width // TILE_ROWS)) // device.sms)
     chunks = spec.markov.rank_dim // CHUNK_DIMS
-    most = min(-(-REGISTER_CHUNKS // chunks), -(-tiles // WARPS))
+    fewer = FEWER_REGISTER_CHUNKS.get(device.arch, 0)
+    budget = REGISTER_CHUNKS - (2 * fewer if row_slots == WIDE_ROWS else fewer)
+    most = min(-(-budget // chunks), -(-tiles // WARPS))
     for register_tiles in range(most, -1, -1):
         line = PlanLine(
             device=device.name,
@@ -127,7 +131,7 @@ def _plan(spec: ModelSpec, device: DeviceSpec, tp: int, row_slots: int) -> Any |
             warps=WARPS,
             tiles=tiles,
             register_tiles=register_tiles,
-            register_chunks=min(chunks, REGISTER_CHUNKS // register_tiles) if register_tiles else 0,
+            register_chunks=min(chunks, budget // register_tiles) if register_tiles else 0,
             resident=0,
             ring=0,
             resident_fp32=0,

@@ -8,7 +8,7 @@ tiles too, so that no load instruction waits for memory.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint32, Uint64
+from cutlass import Boolean, Int32, Int64, Uint32
 
 from . import head_tiles, plan_line, ptx
 
@@ -38,7 +38,7 @@ class Head:
     # ---- filling slots
 
     @cute.jit
-    def fill(self, c, slot: Int32, tile: Int32, policy: Uint64):
+    def fill(self, c, slot: Int32, tile: Int32, keep: Boolean):
         """Starts the bulk copies of one of the CTA's tiles into a slot. One lane."""
         source = c.head + Int64(tile * (TILE_ROWS * self.tile.row_bytes))
         dst = c.smem + slot * self.tile.slot_bytes
@@ -47,17 +47,17 @@ class Head:
             left = cutlass.min(c.span - tile * TILE_ROWS, TILE_ROWS)
             first = cutlass.min(left, TILE_ROWS // 2)
             ptx.mbarrier_expect(bar, left * self.tile.row_bytes)
-            ptx.bulk_load(dst, source, first * self.tile.row_bytes, bar, policy)
+            ptx.bulk_load(dst, source, first * self.tile.row_bytes, bar, keep)
             if left > first:
                 second = (left - first) * self.tile.row_bytes
                 upper = dst + self.tile.half_bytes + plan_line.BANK_SHIFT
-                ptx.bulk_load(upper, source + self.tile.half_bytes, second, bar, policy)
+                ptx.bulk_load(upper, source + self.tile.half_bytes, second, bar, keep)
         else:
             half = Int32(self.tile.half_bytes)
             ptx.mbarrier_expect(bar, 2 * half)
-            ptx.bulk_load(dst, source, half, bar, policy)
+            ptx.bulk_load(dst, source, half, bar, keep)
             ptx.bulk_load(
-                dst + self.tile.half_bytes + plan_line.BANK_SHIFT, source + self.tile.half_bytes, half, bar, policy
+                dst + self.tile.half_bytes + plan_line.BANK_SHIFT, source + self.tile.half_bytes, half, bar, keep
             )
 
     @cute.jit
@@ -65,14 +65,12 @@ class Head:
         """Starts loading what a slot holds first: a streamed tile, a resident one, or nothing."""
         tile = c.streamed + slot - self.ring
         here = (slot >= self.ring) & (slot - self.ring < c.resident)
-        policy = c.once
+        keep = (slot < self.ring) & (slot < self.line.keep)
         if slot < self.ring:
             tile = slot
             here = slot < c.streamed
-            if slot < self.line.keep:
-                policy = c.again
         if (c.lane == 0) & here:
-            self.fill(c, slot, tile, policy)
+            self.fill(c, slot, tile, keep)
 
     @cute.jit
     def wait_slot(self, c, slot: Int32):
@@ -100,7 +98,7 @@ class Head:
                 cute.arch.sync_warp()  # every lane has read the slot
                 if i + 1 < c.my_register:
                     if c.lane == 0:
-                        self.fill(c, c.stage_slot, c.first_register + (i + 1) * self.line.warps, c.once)
+                        self.fill(c, c.stage_slot, c.first_register + (i + 1) * self.line.warps, Boolean(False))
                 else:
                     self.settle(c, c.stage_slot)
         if c.my_register == 0:
@@ -128,6 +126,8 @@ class Head:
 
     def multiply_slot(self, c, slot: Int32) -> list:
         acc = head_tiles.new_accumulators(self.rows)
+        if self.rows == head_tiles.WIDE_ROWS:
+            slot = ptx.opaque(slot)  # with two MMAs a chunk, the compiler else keeps slot addresses in registers and spills
         address = c.smem + slot * self.tile.slot_bytes + c.fragment
         e, x = head_tiles.load_embedding(self.rows, c.embedding, 0), head_tiles.load_fragments(self.tile, address, 0)
         for q in range(self.tile.chunks):  # loads run one chunk ahead of the MMAs
@@ -147,11 +147,8 @@ class Head:
         after = tile + self.ring
         if after >= c.streamed:
             after = slot
-        policy = c.once
-        if after < self.line.keep:
-            policy = c.again
         if (c.lane == 0) & ((step + 1 < self.num_steps) | (after != slot)):
-            self.fill(c, slot, after, policy)
+            self.fill(c, slot, after, after < self.line.keep)
 
     @cute.jit
     def shared_tile(self, c, it: Int32):

@@ -15,7 +15,7 @@ from collections import namedtuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32, Uint64
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_fake_stream
 
 from .._device import chain_head, chain_inputs, exchange, head_tiles, keys, plan_line, ptx
@@ -65,8 +65,8 @@ CONTEXT = """
 tid lane warp cta grid smem rows span streamed resident first_register my_register my_resident my_streamed ring_slots
 head embed base base_row_stride base_pos_stride base_vector noise noise_stride cache cache_req_stride cache_pos_stride
 cache_vector input_ids query_per_row idx_mapping temperature_table draft_tokens token_stride records report timeout_ns
-expected epoch first_column first_token bars embedding_stage embedding parked inputs stage_slot fragment my_row
-my_entry once again piece_source piece_target phase fragments best
+expected epoch first_column first_token bars embedding_stage embedding parked inputs stage_slot fragment
+phase fragments best
 """
 Context = namedtuple("Context", CONTEXT.split())
 
@@ -94,23 +94,25 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
     def finish_tile(self, c, step: Int32, tile: Int32, acc):
         """logit = round(base + bias) into the cache, score against the lane's best so far."""
         biases = head_tiles.biases(self.rows, c.lane, acc)
+        lane = ptx.opaque(c.lane)  # else every tile's addresses of the lane's entries live in registers throughout
+        row, column = head_tiles.bias_row(self.rows, lane), head_tiles.bias_entry(self.rows, lane)
         for h in cutlass.range_constexpr(self.lane_rows):
-            if c.my_row + h < c.rows:
-                self.finish_entries(c, step, tile, h, biases[h])
+            if row + h < c.rows:
+                self.finish_entries(c, step, tile, h, row + h, column, biases[h])
         if step + 1 < NUM_STEPS:
             cute.arch.sync_warp()  # every lane has read this tile's inputs
             self.fetch_inputs(c, tile, step + 1)
 
     @cute.jit
-    def finish_entries(self, c, step: Int32, tile: Int32, h: cutlass.Constexpr, bias):
+    def finish_entries(self, c, step: Int32, tile: Int32, h: cutlass.Constexpr, row: Int32, column: Int32, bias):
         """The lane's entries of its row h."""
-        at = tile * TILE_ROWS + c.my_entry  # from the CTA's first column
-        entry = ((c.my_row + h) * NUM_STEPS + step) * plan_line.ROW_TABLE_BYTES
+        at = tile * TILE_ROWS + column  # from the CTA's first column
+        entry = (row * NUM_STEPS + step) * plan_line.ROW_TABLE_BYTES
         address_lo, address_hi, temperature_bits, stores = ptx.lds_b128(c.smem + self.shared.row_table + entry)
         temperature = ptx.float_of(temperature_bits)
-        staged = c.inputs + (tile * self.rows + c.my_row + h) * self.stage_bytes
-        noise = self.load_fp32(staged + c.my_entry * NOISE_BYTES)
-        base_address = staged + TILE_ROWS * NOISE_BYTES + c.my_entry * self.base_bytes
+        staged = c.inputs + (tile * self.rows + row) * self.stage_bytes
+        noise = self.load_fp32(staged + column * NOISE_BYTES)
+        base_address = staged + TILE_ROWS * NOISE_BYTES + column * self.base_bytes
         base = self.load_bf16(base_address) if cutlass.const_expr(self.base_bytes == 2) else self.load_fp32(base_address)
         logits = [ptx.add_rn(base[e], bias[e]) for e in range(self.entries)]
         words = [ptx.bits_of(x) for x in logits]
@@ -139,31 +141,45 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         for h in cutlass.range_constexpr(self.lane_rows):
             c.best[2 * h] = Uint32(0)
             c.best[2 * h + 1] = Uint32(0)
-        self.next_position_inputs(c)
 
     @cute.jit
     def multiply_tiles(self, c, step: Int32):
-        """All tiles of the warp, in the order that LEAD says."""
-        shared_tiles = c.my_streamed + c.my_resident
-        turns = cutlass.max(shared_tiles, c.my_register)
-        for it in cutlass.range(turns, unroll=1):
-            for i in cutlass.range_constexpr(self.line.register_tiles):
-                if (it == i) & (i < c.my_register):
-                    acc = self.multiply_register_tile(c, i)
-                    self.finish_tile(c, step, c.first_register + i * self.line.warps, acc)
-            if it < shared_tiles:
-                tile, slot, streamed = self.shared_tile(c, it)
-                if streamed | (step == 0):
-                    self.wait_slot(c, slot)
-                acc = self.multiply_slot(c, slot)
-                if cutlass.const_expr(self.ring > 0):
-                    if streamed:
-                        self.refill(c, step, slot, tile)
+        """All tiles of the warp, in the order that chain_head.LEAD says."""
+        if cutlass.const_expr(self.ring > 0):
+            for it in cutlass.range(cutlass.max(c.my_streamed + c.my_resident, c.my_register), unroll=1):
+                self.do_register_tiles(c, step, it, 1)
+                if it < c.my_streamed + c.my_resident:
+                    self.do_shared_tile(c, step, it)
+        else:
+            self.do_register_tiles(c, step, Int32(0), self.line.register_tiles)
+            for it in cutlass.range(c.my_resident, unroll=1):
+                self.do_shared_tile(c, step, it)
+
+    @cute.jit
+    def do_register_tiles(self, c, step: Int32, first: Int32, count: cutlass.Constexpr):
+        """`count` register tiles of the warp from its `first` on."""
+        for i in cutlass.range_constexpr(self.line.register_tiles):
+            if (i >= first) & (i < first + count) & (i < c.my_register):
+                acc = self.multiply_register_tile(c, i)
+                tile = ptx.opaque(c.first_register + i * self.line.warps)  # else its addresses fill registers in all positions
                 self.finish_tile(c, step, tile, acc)
+
+    @cute.jit
+    def do_shared_tile(self, c, step: Int32, it: Int32):
+        """The warp's it-th tile in shared memory."""
+        tile, slot, streamed = self.shared_tile(c, it)
+        if streamed | (step == 0):
+            self.wait_slot(c, slot)
+        acc = self.multiply_slot(c, slot)
+        if cutlass.const_expr(self.ring > 0):
+            if streamed:
+                self.refill(c, step, slot, tile)
+        self.finish_tile(c, step, tile, acc)
 
     @cute.jit
     def reduce_warp(self, c):
         """The warp's best key of each row into shared memory."""
+        first = head_tiles.bias_row(self.rows, ptx.opaque(c.lane))
         for h in cutlass.range_constexpr(self.lane_rows):
             hi, lo = c.best[2 * h], c.best[2 * h + 1]
             if cutlass.const_expr(self.rows == 1):
@@ -172,8 +188,8 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
                 for distance in cutlass.range_constexpr(len(head_tiles.bias_lanes(self.rows))):
                     lanes = head_tiles.bias_lanes(self.rows)[distance]
                     hi, lo = keys.larger(ptx.shuffle_xor(hi, lanes), ptx.shuffle_xor(lo, lanes), hi, lo)
-            if (c.lane < head_tiles.bias_lanes(self.rows)[0]) & (c.my_row + h < self.rows):
-                self.store_key(c, self.shared.keys + ((c.my_row + h) * plan_line.RED_WARPS + c.warp) * plan_line.KEY_BYTES, hi, lo)
+            if (c.lane < head_tiles.bias_lanes(self.rows)[0]) & (first + h < self.rows):
+                self.store_key(c, self.shared.keys + ((first + h) * plan_line.RED_WARPS + c.warp) * plan_line.KEY_BYTES, hi, lo)
 
     def store_key(self, c, offset: Int32, hi: Uint32, lo: Uint32) -> None:
         ptx.sts_b64(c.smem + offset, [lo, hi])
@@ -285,7 +301,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             cache_pos_stride=cache_pos_stride, cache_vector=cache_vector, input_ids=input_ids, query_per_row=query_per_row,
             idx_mapping=idx_mapping, temperature_table=temperature, draft_tokens=draft_tokens, token_stride=token_stride,
             records=records, report=report, timeout_ns=timeout_ns, expected=ctas, epoch=epoch,
-            first_column=Int64(first_column), first_token=vocab_start + first_column,
+            first_column=first_column, first_token=vocab_start + first_column,
             bars=smem + shared.barriers,
             embedding_stage=smem + shared.embedding,
             embedding=smem + shared.embedding + head_tiles.embedding_offset(self.rows, self.embed_half, lane),
@@ -293,10 +309,6 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             inputs=smem + shared.inputs,
             stage_slot=self.stage_slot + (warp + (-self.stage_slot) % line.warps) % line.warps,
             fragment=head_tiles.fragment_offset(self.tile, lane),
-            my_row=head_tiles.bias_row(self.rows, lane), my_entry=head_tiles.bias_entry(self.rows, lane),
-            once=ptx.policy_evict_first(), again=ptx.policy_evict_last(),
-            piece_source=cute.make_rmem_tensor(cute.make_layout(2), Uint32),
-            piece_target=cute.make_rmem_tensor(cute.make_layout(2), Int32),
             phase=cute.make_rmem_tensor(cute.make_layout(1), Uint32),
             fragments=cute.make_rmem_tensor(cute.make_layout(max(self.register_words, 1)), Uint32),
             best=cute.make_rmem_tensor(cute.make_layout(2 * self.lane_rows), Uint32),
@@ -315,7 +327,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             for slot in cutlass.range(warp, self.stage_slot, line.warps, unroll=1):
                 self.settle(c, slot)
             if (lane == 0) & (my_register > 0):
-                self.fill(c, c.stage_slot, first_register, c.once)
+                self.fill(c, c.stage_slot, first_register, Boolean(False))
         else:
             for slot in cutlass.range(warp, self.slots, line.warps, unroll=1):
                 self.settle(c, slot)
@@ -326,7 +338,6 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         self.load_row_table(c)
         if warp < self.rows:
             self.fetch_embedding(c, warp, self.load_anchor(c, warp))
-        self.locate_inputs(c)
         self.fetch_all_inputs(c, Int32(0))
         ptx.copy_async_wait()
         cute.arch.sync_threads()  # embeddings, row table and inputs of position 0 are there

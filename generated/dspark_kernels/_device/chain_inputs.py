@@ -15,7 +15,6 @@ TILE_ROWS = plan_line.TILE_ROWS
 NOISE_BYTES = plan_line.NOISE_BYTES
 PIECE = 16  # bytes that one lane copies at once
 NOISE_PIECES = TILE_ROWS * NOISE_BYTES // PIECE  # of a tile and row
-NOTHING = -1  # piece target of a lane that copies nothing
 
 
 class Inputs:
@@ -48,53 +47,44 @@ class Inputs:
     # ---- noise and base logits
 
     @cute.jit
-    def locate_inputs(self, c):
-        """What the lane copies of each tile: 16 bytes of one row's noise and 16 of one row's base logits, at position 0.
-
-        Sources are counted in pieces from the noise and the base logits, so that 32 bits are enough.
-        """
-        row, piece = c.lane // NOISE_PIECES, c.lane % NOISE_PIECES
-        column = Int64(c.first_column)
-        source = Int64(row * self.num_steps) * c.noise_stride + column
-        c.piece_source[0] = Uint32(source * NOISE_BYTES // PIECE) + Uint32(piece)
-        target = c.inputs + row * self.stage_bytes + piece * PIECE
-        c.piece_target[0] = ptx.select(row < c.rows, target, Int32(NOTHING))
-        row, piece = c.lane // self.base_pieces, c.lane % self.base_pieces
-        source = Int64(row) * c.base_row_stride + column
-        c.piece_source[1] = Uint32(source * self.base_bytes // PIECE) + Uint32(piece)
-        target = c.inputs + row * self.stage_bytes + TILE_ROWS * NOISE_BYTES + piece * PIECE
-        c.piece_target[1] = ptx.select((row < c.rows) & (c.base_vector != 0), target, Int32(NOTHING))
-
-    def next_position_inputs(self, c) -> None:
-        """Moves the lane's sources to the next position."""
-        c.piece_source[0] = c.piece_source[0] + Uint32(c.noise_stride * NOISE_BYTES // PIECE)
-        c.piece_source[1] = c.piece_source[1] + Uint32(c.base_pos_stride * self.base_bytes // PIECE)
-
-    @cute.jit
     def fetch_inputs(self, c, tile: Int32, step: Int32):
-        """Starts copying a tile's noise and base logits of one position into their staging. The warp that owns the tile."""
-        self.copy_piece(c, 0, c.noise, tile, NOISE_BYTES)
-        self.copy_piece(c, 1, c.base, tile, self.base_bytes)
-        if c.base_vector == 0:
+        """Starts copying a tile's noise and base logits of one position into their staging. The warp that owns the tile.
+
+        A lane copies 16 bytes of each. Its source is counted in pieces from the array's start, so that 32 bits are enough, and is
+        computed anew for each tile: kept, it would take registers from the head.
+        """
+        lane = ptx.opaque(c.lane)
+        staged = c.inputs + tile * (self.rows * self.stage_bytes)
+        column = c.first_column + tile * TILE_ROWS
+        row, piece = lane // NOISE_PIECES, lane % NOISE_PIECES
+        if row < c.rows:
+            at = Uint32((row * self.num_steps + step) * Int32(c.noise_stride) + column)
+            self.copy_piece(c, staged + row * self.stage_bytes, c.noise, at, NOISE_BYTES, piece, tile)
+        if c.base_vector != 0:
+            row, piece = lane // self.base_pieces, lane % self.base_pieces
+            if row < c.rows:
+                at = Uint32(row) * Uint32(c.base_row_stride) + Uint32(step) * Uint32(c.base_pos_stride) + Uint32(column)
+                target = staged + row * self.stage_bytes + TILE_ROWS * NOISE_BYTES
+                self.copy_piece(c, target, c.base, at, self.base_bytes, piece, tile)
+        else:
             self.copy_base(c, tile, step)
 
     @cute.jit
-    def copy_piece(self, c, which: cutlass.Constexpr, array: Int64, tile: Int32, entry_bytes: cutlass.Constexpr):
-        """Starts copying the lane's 16 bytes of a tile from one of the two arrays."""
-        pieces = TILE_ROWS * entry_bytes // PIECE
-        if c.piece_target[which] != NOTHING:
-            source = array + Int64(c.piece_source[which] + Uint32(tile * pieces)) * PIECE
-            target = c.piece_target[which] + tile * (self.rows * self.stage_bytes)
-            if cutlass.const_expr(self.line.partial):
-                left = (c.span - tile * TILE_ROWS) * entry_bytes - c.lane % pieces * PIECE
-                ptx.copy_async_16_of(target, source, cutlass.max(cutlass.min(left, PIECE), 0), c.once)
-            else:
-                ptx.copy_async_16(target, source, c.once)
+    def copy_piece(
+        self, c, staged, array: Int64, at: Uint32, entry_bytes: cutlass.Constexpr, piece: Int32, tile: Int32
+    ):
+        """Starts copying the lane's 16 bytes of 16 entries that begin `at` entries, a multiple of 16 bytes, into the array."""
+        source = array + Int64(at // Uint32(PIECE // entry_bytes) + Uint32(piece)) * PIECE
+        if cutlass.const_expr(self.line.partial):
+            left = (c.span - tile * TILE_ROWS) * entry_bytes - piece * PIECE
+            ptx.copy_async_16_of(staged + piece * PIECE, source, cutlass.max(cutlass.min(left, PIECE), 0))
+        else:
+            ptx.copy_async_16(staged + piece * PIECE, source)
 
     @cute.jit
     def copy_base(self, c, tile: Int32, step: Int32):
         """Base logits that are not aligned to 16 bytes, entry by entry. Offsets are 32-bit counts of entries, as the launcher checks."""
-        column = Uint32(c.first_column) + Uint32(tile * TILE_ROWS) + Uint32(step) * Uint32(c.base_pos_stride)
+        column = Uint32(c.first_column + tile * TILE_ROWS) + Uint32(step) * Uint32(c.base_pos_stride)
         for j in cutlass.range_constexpr((self.rows * TILE_ROWS + LANES - 1) // LANES):
             row, entry = (c.lane + LANES * j) // TILE_ROWS, (c.lane + LANES * j) % TILE_ROWS
             if (row < c.rows) & (entry < c.span - tile * TILE_ROWS):

@@ -31,42 +31,37 @@ def _unpack(struct, count: int, mlir_type, dsl_type: type[Numeric], *, loc=None,
     return [dsl_type(llvm.extractvalue(mlir_type, struct, [i], loc=loc, ip=ip)) for i in range(count)]
 
 
-# ---- L2 policies and bulk copies
+# ---- copies into shared memory. An L2 policy is a constant that each copy makes itself: kept in a variable, it takes registers.
+
+_READ_ONCE = ".reg .b64 once;\ncreatepolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+_READ_AGAIN = ".reg .b64 again;\ncreatepolicy.fractional.L2::evict_last.b64 again, 1.0;\n"
 
 
 @dsl_user_op
-def policy_evict_first(*, loc=None, ip=None) -> Uint64:
-    """L2 policy of data that is read once."""
-    text = "createpolicy.fractional.L2::evict_first.b64 $0, 1.0;"
-    return Uint64(_asm(T.i64(), [], text, "=l", pure=True, loc=loc, ip=ip))
+def bulk_load(dst: Int32, src: Int64, nbytes: Int32, bar: Int32, keep: Boolean, *, loc=None, ip=None) -> None:
+    """Copies `nbytes` (a multiple of 16) from global to shared memory; both ends 16-byte aligned; completes on `bar`.
+
+    `keep`: L2 is asked to keep the data, which is read again for each position; else to drop it first.
+    """
+    text = (
+        "{\n.reg .pred p;\n" + _READ_ONCE + _READ_AGAIN + "setp.ne.b32 p, $4, 0;\nselp.b64 once, again, once, p;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [$0], [$1], $2, [$3], once;\n}"
+    )
+    _asm(None, [dst, src, nbytes, bar, Int32(keep)], text, "r,l,r,r,r", loc=loc, ip=ip)
 
 
 @dsl_user_op
-def policy_evict_last(*, loc=None, ip=None) -> Uint64:
-    """L2 policy of data that is read again for each position."""
-    text = "createpolicy.fractional.L2::evict_last.b64 $0, 1.0;"
-    return Uint64(_asm(T.i64(), [], text, "=l", pure=True, loc=loc, ip=ip))
+def copy_async_16(dst: Int32, src: Int64, *, loc=None, ip=None) -> None:
+    """Starts a copy of 16 bytes that are read once, both ends 16-byte aligned, from global to shared memory."""
+    text = "{\n" + _READ_ONCE + "cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, once;\n}"
+    _asm(None, [dst, src], text, "r,l", loc=loc, ip=ip)
 
 
 @dsl_user_op
-def bulk_load(dst: Int32, src: Int64, nbytes: Int32, bar: Int32, policy: Uint64, *, loc=None, ip=None) -> None:
-    """Copies `nbytes` (a multiple of 16) from global to shared memory; both ends 16-byte aligned; completes on `bar`."""
-    text = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [$0], [$1], $2, [$3], $4;"
-    _asm(None, [dst, src, nbytes, bar, policy], text, "r,l,r,r,l", loc=loc, ip=ip)
-
-
-@dsl_user_op
-def copy_async_16(dst: Int32, src: Int64, policy: Uint64, *, loc=None, ip=None) -> None:
-    """Starts a copy of 16 bytes, both ends 16-byte aligned, from global to shared memory; see copy_async_wait."""
-    text = "cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, $2;"
-    _asm(None, [dst, src, policy], text, "r,l,l", loc=loc, ip=ip)
-
-
-@dsl_user_op
-def copy_async_16_of(dst: Int32, src: Int64, nbytes: Int32, policy: Uint64, *, loc=None, ip=None) -> None:
+def copy_async_16_of(dst: Int32, src: Int64, nbytes: Int32, *, loc=None, ip=None) -> None:
     """copy_async_16 that reads only the first `nbytes` (0 .. 16) and fills up with zeros."""
-    text = "cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, $2, $3;"
-    _asm(None, [dst, src, nbytes, policy], text, "r,l,r,l", loc=loc, ip=ip)
+    text = "{\n" + _READ_ONCE + "cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, $2, once;\n}"
+    _asm(None, [dst, src, nbytes], text, "r,l,r", loc=loc, ip=ip)
 
 
 @dsl_user_op
@@ -312,6 +307,12 @@ def bits_of(x: Float32, *, loc=None, ip=None) -> Uint32:
 def add_rn(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """fp32 sum that no optimisation may contract or drop; a NaN result is always 0x7FFFFFFF. Side effect free."""
     return Float32(_asm(T.f32(), [a, b], "add.rn.f32 $0, $1, $2;", "=f,f,f", pure=True, loc=loc, ip=ip))
+
+
+@dsl_user_op
+def opaque(x: Int32, *, loc=None, ip=None) -> Int32:
+    """`x`, which the compiler cannot see through: what is computed from it stays where it is written, out of registers elsewhere."""
+    return Int32(_asm(T.i32(), [x], "mov.b32 $0, $1;", "=r,r", loc=loc, ip=ip))
 
 
 @dsl_user_op
