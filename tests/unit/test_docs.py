@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from dsparkgen import evidence, timings
 
 ROOT = Path(__file__).parents[2]
