@@ -16,8 +16,13 @@ from dsparkgen.device import DeviceSpec
 from dsparkgen.spec import ModelSpec
 
 WARPS = 12  # of a CTA: 3 a scheduler, 168 registers a lane; 8, 10 and 11 warps were slower
-REGISTER_CHUNKS = 12  # chunks of head tiles per warp in registers: 8 words a lane each, 96 of 168; with more, the compiler spills
-FEWER_REGISTER_CHUNKS = {"sm_100a": 2, "sm_103a": 2}  # the compiler's own needs are larger there, with 8 row slots twice that
+REGISTER_CHUNKS = (
+    12  # chunks of head tiles per warp in registers: 8 words a lane each, 96 of 168; with more, the compiler spills
+)
+FEWER_REGISTER_CHUNKS = {
+    "sm_100a": 2,
+    "sm_103a": 2,
+}  # the compiler's own needs are larger there, with 8 row slots twice that
 WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
 ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
 TILE_ROWS = 16
@@ -27,7 +32,7 @@ REFILL_US = 1.5  # from using a ring slot to having its next tile, under load, a
 L2_SHARE = 0.62  # of L2 that streamed tiles can keep: 39 MB of 60 MB on an H200
 L2_KEPT_SHARE = 0.5  # of L2 that tiles are asked to be kept in when not all fit
 THRASHING = 4  # bytes missed for each byte of streamed tiles that L2 cannot keep
-BASE_BYTES = {"bf16": 2, "fp32": 4}
+BYTES = {"bf16": 2, "fp32": 4}
 
 
 def _layout() -> ModuleType:
@@ -43,6 +48,7 @@ def _layout() -> ModuleType:
 
 layout = _layout()
 PlanLine = layout.PlanLine
+Residency = layout.Residency
 
 
 @dataclass(frozen=True)
@@ -115,61 +121,67 @@ def _lines(spec: ModelSpec, devices: Mapping[str, DeviceSpec]) -> Iterator[Any]:
 
 
 def _plan(spec: ModelSpec, device: DeviceSpec, tp: int, row_slots: int) -> Any | None:
-    """The line with most tiles in registers that fits, or None."""
+    """The plan line of that key, or None when nothing fits."""
     width = _shard(spec, tp)
-    tiles = -(-(-(-width // TILE_ROWS)) // device.sms)
+    none = Residency(0, 0, 0, 0, 0)
+    line = PlanLine(
+        device=device.name,
+        tp=tp,
+        row_slots=row_slots,
+        ctas=device.sms,
+        warps=WARPS,
+        tiles=-(-(-(-width // TILE_ROWS)) // device.sms),
+        bf16=none,
+        fp32=none,
+        shared_bytes=0,
+        partial=width % TILE_ROWS != 0 or spec.vocabulary.draft % tp != 0,
+    )
+    found = {dtype: place(line, spec, device, dtype) for dtype in BYTES}
+    if None in found.values():
+        return None
+    line = line._replace(**found)
+    return line._replace(shared_bytes=shared_bytes(line, spec, "bf16"))
+
+
+def shared_bytes(line: Any, spec: ModelSpec, base_dtype: str) -> int:
+    """Shared memory of a CTA of that line in bytes, with base logits of that dtype."""
+    return layout.shared_layout(line, spec.markov.rank_dim, spec.draft.num_steps, BYTES[base_dtype]).total
+
+
+def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> Any | None:
+    """The residency with most tiles in registers that fits, and of those the one that streams fastest; None when nothing fits."""
     chunks = spec.markov.rank_dim // CHUNK_DIMS
     fewer = FEWER_REGISTER_CHUNKS.get(device.arch, 0)
-    budget = REGISTER_CHUNKS - (2 * fewer if row_slots == WIDE_ROWS else fewer)
-    most = min(-(-budget // chunks), -(-tiles // WARPS))
-    for register_tiles in range(most, -1, -1):
-        line = PlanLine(
-            device=device.name,
-            tp=tp,
-            row_slots=row_slots,
-            ctas=device.sms,
-            warps=WARPS,
-            tiles=tiles,
-            register_tiles=register_tiles,
-            register_chunks=min(chunks, budget // register_tiles) if register_tiles else 0,
-            resident=0,
-            ring=0,
-            resident_fp32=0,
-            ring_fp32=0,
-            keep=0,
-            shared_bytes=0,
-            partial=width % TILE_ROWS != 0 or spec.vocabulary.draft % tp != 0,
-        )
-        found = [_fit(line, spec, device, BASE_BYTES[dtype]) for dtype in ("bf16", "fp32")]
-        if None not in found:
-            (resident, ring), (resident_fp32, ring_fp32) = found
-            line = line._replace(resident=resident, ring=ring, resident_fp32=resident_fp32, ring_fp32=ring_fp32)
-            line = line._replace(keep=_keep(line, spec, device))
-            return line._replace(shared_bytes=_shared(line, spec, BASE_BYTES["bf16"]))
+    budget = REGISTER_CHUNKS - (2 * fewer if line.row_slots == WIDE_ROWS else fewer)
+
+    def fits(x: Any) -> bool:
+        return shared_bytes(line._replace(**{base_dtype: x}), spec, base_dtype) <= device.smem_per_block_bytes
+
+    for tiles in range(min(-(-budget // chunks), -(-line.tiles // WARPS)), -1, -1):
+        need = max(line.tiles - tiles * line.warps, 0)
+        in_registers = min(chunks, budget // tiles) if tiles else 0
+        if fits(Residency(tiles, in_registers, need, 0, 0)):
+            return Residency(tiles, in_registers, need, 0, 0)
+        found = []
+        for ring in range(SMALLEST_RING, line.warps + 1):
+            for resident in range(need - ring, -1, -1):
+                if fits(Residency(tiles, in_registers, resident, ring, 0)):
+                    streamed = need - resident
+                    keep = kept_tiles(streamed, spec.markov.rank_dim, device)
+                    us = stream_us(streamed, ring, spec.markov.rank_dim, device)
+                    found.append((us, streamed, Residency(tiles, in_registers, resident, ring, keep)))
+                    break
+        if found:
+            return min(found)[2]
     return None
 
 
-def _shared(line: Any, spec: ModelSpec, base_bytes: int) -> int:
-    return layout.shared_layout(line, spec.markov.rank_dim, spec.draft.num_steps, base_bytes).total
-
-
-def _fit(line: Any, spec: ModelSpec, device: DeviceSpec, base_bytes: int) -> tuple[int, int] | None:
-    """(resident tiles, ring slots) of the plan whose streaming takes least time, or None when nothing fits."""
-    need = max(line.tiles - line.register_tiles * line.warps, 0)
-
-    def fits(resident: int, ring: int) -> bool:
-        asked = line._replace(resident=resident, ring=ring, resident_fp32=resident, ring_fp32=ring)
-        return _shared(asked, spec, base_bytes) <= device.smem_per_block_bytes
-
-    if fits(need, 0):
-        return need, 0
-    found = []
-    for ring in range(SMALLEST_RING, line.warps + 1):
-        resident = next((n for n in range(need - ring, -1, -1) if fits(n, ring)), None)
-        if resident is not None:
-            streamed = need - resident
-            found.append((stream_us(streamed, ring, spec.markov.rank_dim, device), streamed, (resident, ring)))
-    return min(found)[2] if found else None
+def kept_tiles(streamed: int, rank_dim: int, device: DeviceSpec) -> int:
+    """Streamed tiles per CTA for which L2 gets evict_last: all when they fit, else what half of L2 holds."""
+    tile = device.sms * TILE_ROWS * 2 * rank_dim
+    if streamed * tile <= L2_SHARE * device.l2_bytes:
+        return streamed
+    return min(streamed, int(L2_KEPT_SHARE * device.l2_bytes) // tile)
 
 
 def stream_us(streamed: int, ring: int, rank_dim: int, device: DeviceSpec) -> float:
@@ -187,32 +199,25 @@ def stream_us(streamed: int, ring: int, rank_dim: int, device: DeviceSpec) -> fl
     return max(-(-streamed // ring) * REFILL_US, bandwidth * 1e6)
 
 
-def _keep(line: Any, spec: ModelSpec, device: DeviceSpec) -> int:
-    """Streamed tiles per CTA for which L2 gets evict_last: all when they fit, else what half of L2 holds."""
-    streamed = line.tiles - min(line.tiles, line.register_tiles * line.warps) - line.resident
-    tile = device.sms * TILE_ROWS * 2 * spec.markov.rank_dim
-    if streamed * tile <= L2_SHARE * device.l2_bytes:
-        return streamed
-    return min(streamed, int(L2_KEPT_SHARE * device.l2_bytes) // tile)
-
-
-def numbers(plan: ModelPlan, line: Any, *, base_bytes: int = 2, cache_bytes: int = 2) -> Numbers:
-    """What follows from a plan line, for base logits and cache of these bytes an entry."""
+def numbers(plan: ModelPlan, line: Any, *, base_dtype: str = "bf16", cache_dtype: str = "bf16") -> Numbers:
+    """What follows from a plan line, for base logits and cache of these dtypes."""
     spec, device = plan.spec, plan.devices[line.device]
-    in_registers = min(line.tiles, line.register_tiles * line.warps)
-    resident = min(line.tiles - in_registers, layout.resident_tiles(line, base_bytes))
+    placed = getattr(line, base_dtype)
+    in_registers = min(line.tiles, placed.register_tiles * line.warps)
+    resident = min(line.tiles - in_registers, placed.resident)
     streamed = line.tiles - in_registers - resident
     tile = line.ctas * TILE_ROWS * 2 * spec.markov.rank_dim
     width = plan.shards[line.tp]
-    entries = line.row_slots * width * (base_bytes + 4 + cache_bytes)
+    base_bytes, cache_bytes = BYTES[base_dtype], BYTES[cache_dtype]
+    entries = line.row_slots * width * (base_bytes + layout.NOISE_BYTES + cache_bytes)
     return Numbers(
         register_tiles=in_registers,
         resident_tiles=resident,
         streamed_tiles=streamed,
         head_bytes=width * 2 * spec.markov.rank_dim,
         l2_bytes_per_position=streamed * tile,
-        hbm_bytes_per_position=max(streamed - line.keep, 0) * tile + entries,
-        shared_bytes=_shared(line, spec, base_bytes),
+        hbm_bytes_per_position=max(streamed - placed.keep, 0) * tile + entries,
+        shared_bytes=shared_bytes(line, spec, base_dtype),
         floor_us=floor_us(
             device,
             vocab_size=width,
@@ -245,14 +250,14 @@ def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
     """Why each number of a plan line is what it is."""
     spec, device = plan.spec, plan.devices[line.device]
     chunks = spec.markov.rank_dim // CHUNK_DIMS
-    n = numbers(plan, line)
+    n, placed = numbers(plan, line), line.bf16
     streams = n.streamed_tiles > 0
     return {
         "ctas": f"one a streaming multiprocessor of {device.title}",
         "warps": f"{WARPS}: 3 a scheduler with 168 registers a lane",
         "tiles": f"ceil(ceil({plan.shards[line.tp]} / {TILE_ROWS}) / {line.ctas}): contiguous, balanced to one tile",
-        "register_tiles": f"{line.register_tiles} a warp, {line.register_chunks} of {chunks} chunks in registers "
-        f"({line.register_tiles * line.register_chunks * 8} words a lane), the rest in shared memory",
+        "register_tiles": f"{placed.register_tiles} a warp, {placed.register_chunks} of {chunks} chunks in registers "
+        f"({placed.register_tiles * placed.register_chunks * 8} words a lane), the rest in shared memory",
         "resident": f"what is left of {device.smem_per_block_bytes} bytes beside the ring, {line.row_slots} row(s) of staged inputs "
         "and the embeddings",
         "ring": f"least time for {n.streamed_tiles} streamed tiles: {REFILL_US} us a refill, "
@@ -260,7 +265,7 @@ def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
         if streams
         else "everything stays on the chip",
         "keep": "all streamed tiles fit into L2"
-        if line.keep == n.streamed_tiles
+        if placed.keep == n.streamed_tiles
         else f"half of {device.l2_bytes / 2**20:.0f} MiB of L2; the others are read from memory each position",
         "shared_bytes": f"of {device.smem_per_block_bytes}",
         "floor_us": f"{n.head_bytes / 1e6:.1f} MB of head and the inputs and outputs once at {device.hbm_bytes_per_s / 1e12:.2f} TB/s, "
@@ -318,7 +323,7 @@ def render_text(plan: ModelPlan, device: str, tps: Sequence[int], rows: Sequence
         a, b, c = _shares(n, BAR_CELLS)
         out.append(
             f"{line.tp:>3} {line.row_slots:>4} {line.tiles:>8} {n.register_tiles:>5} {n.resident_tiles:>5} {n.streamed_tiles:>6} "
-            f"{line.ring:>4} {line.keep:>4} {n.shared_bytes / 1024:>8.1f} {n.l2_bytes_per_position / 1e6:>9.1f} "
+            f"{line.bf16.ring:>4} {line.bf16.keep:>4} {n.shared_bytes / 1024:>8.1f} {n.l2_bytes_per_position / 1e6:>9.1f} "
             f"{n.hbm_bytes_per_position / 1e6:>10.1f} {n.floor_us:>8.1f}  {'#' * a}{'=' * b}{'.' * c}"
         )
     if not lines:
@@ -355,7 +360,7 @@ def to_svg(plan: ModelPlan, device: str, tps: Sequence[int], rows: Sequence[int]
     for i, line in enumerate(lines):
         n = numbers(plan, line)
         y = 58 + SVG_ROW * i
-        kept = min(line.keep, n.streamed_tiles)
+        kept = min(line.bf16.keep, n.streamed_tiles)
         counts = (n.register_tiles, n.resident_tiles, kept, n.streamed_tiles - kept)
         parts.append(f'<text x="10" y="{y + 14}">tp {line.tp}, rows {line.row_slots}</text>')
         x = float(SVG_LEFT)

@@ -28,12 +28,12 @@ class Head:
         self.rows = line.row_slots
         self.num_steps = num_steps
         self.tile = head_tiles.TileShape(rank_dim)
-        self.ring = plan_line.ring_slots(line, base_bytes)
+        self.residency = plan_line.residency(line, base_bytes)
+        self.ring = self.residency.ring
         self.slots = plan_line.slot_count(line, base_bytes)
-        self.resident = plan_line.resident_tiles(line, base_bytes)
         self.stage_slot = self.slots - line.warps  # register tiles come in through the last slots, one a warp
-        self.register_words = line.register_tiles * line.register_chunks * self.tile.chunk_words
-        self.parked_chunks = self.tile.chunks - line.register_chunks
+        self.register_words = self.residency.register_tiles * self.residency.register_chunks * self.tile.chunk_words
+        self.parked_chunks = self.tile.chunks - self.residency.register_chunks
 
     # ---- filling slots
 
@@ -65,7 +65,7 @@ class Head:
         """Starts loading what a slot holds first: a streamed tile, a resident one, or nothing."""
         tile = c.streamed + slot - self.ring
         here = (slot >= self.ring) & (slot - self.ring < c.resident)
-        keep = (slot < self.ring) & (slot < self.line.keep)
+        keep = (slot < self.ring) & (slot < self.residency.keep)
         if slot < self.ring:
             tile = slot
             here = slot < c.streamed
@@ -83,14 +83,14 @@ class Head:
     def load_register_tiles(self, c):
         """Brings the warp's register tiles in through its staging slot, one after the other, then settles that slot."""
         source = c.smem + c.stage_slot * self.tile.slot_bytes + c.fragment
-        for i in cutlass.range_constexpr(self.line.register_tiles):
+        for i in cutlass.range_constexpr(self.residency.register_tiles):
             if i < c.my_register:
                 self.wait_slot(c, c.stage_slot)
                 for q in cutlass.range_constexpr(self.tile.chunks):
                     x = head_tiles.load_fragments(self.tile, source, q)
                     for group in cutlass.range_constexpr(head_tiles.GROUPS):
-                        if cutlass.const_expr(q < self.line.register_chunks):
-                            at = ((i * self.line.register_chunks + q) * head_tiles.GROUPS + group) * 4
+                        if cutlass.const_expr(q < self.residency.register_chunks):
+                            at = ((i * self.residency.register_chunks + q) * head_tiles.GROUPS + group) * 4
                             for j in cutlass.range_constexpr(4):
                                 c.fragments[at + j] = x[group][j]
                         else:
@@ -106,14 +106,14 @@ class Head:
 
     def parked(self, c, i: int, q: int, group: int) -> Int32:
         """Address of the lane's 16 bytes of a register tile's chunk that lies in shared memory."""
-        at = (i * self.parked_chunks + q - self.line.register_chunks) * head_tiles.GROUPS + group
+        at = (i * self.parked_chunks + q - self.residency.register_chunks) * head_tiles.GROUPS + group
         return c.parked + at * (LANES * 16)
 
     def register_fragments(self, c, i: int, q: int) -> list:
         """The A fragments of one chunk of register tile i."""
-        if q >= self.line.register_chunks:
+        if q >= self.residency.register_chunks:
             return [ptx.lds_b128(self.parked(c, i, q, group)) for group in range(head_tiles.GROUPS)]
-        at = (i * self.line.register_chunks + q) * self.tile.chunk_words
+        at = (i * self.residency.register_chunks + q) * self.tile.chunk_words
         return [[c.fragments[at + 4 * group + j] for j in range(4)] for group in range(head_tiles.GROUPS)]
 
     def multiply_register_tile(self, c, i: int) -> list:
@@ -127,7 +127,9 @@ class Head:
     def multiply_slot(self, c, slot: Int32) -> list:
         acc = head_tiles.new_accumulators(self.rows)
         if self.rows == head_tiles.WIDE_ROWS:
-            slot = ptx.opaque(slot)  # with two MMAs a chunk, the compiler else keeps slot addresses in registers and spills
+            slot = ptx.opaque(
+                slot
+            )  # with two MMAs a chunk, the compiler else keeps slot addresses in registers and spills
         address = c.smem + slot * self.tile.slot_bytes + c.fragment
         e, x = head_tiles.load_embedding(self.rows, c.embedding, 0), head_tiles.load_fragments(self.tile, address, 0)
         for q in range(self.tile.chunks):  # loads run one chunk ahead of the MMAs
@@ -148,7 +150,7 @@ class Head:
         if after >= c.streamed:
             after = slot
         if (c.lane == 0) & ((step + 1 < self.num_steps) | (after != slot)):
-            self.fill(c, slot, after, after < self.line.keep)
+            self.fill(c, slot, after, after < self.residency.keep)
 
     @cute.jit
     def shared_tile(self, c, it: Int32):

@@ -79,7 +79,8 @@ def records_words(line: PlanLine) -> int:
 class ChainKernel(chain_head.Head, chain_inputs.Inputs):
     """One build: a plan line, the base logits' dtype and the cache's dtype ("bf16" or "fp32")."""
 
-    def __init__(self, line: PlanLine, base_dtype: str, cache_dtype: str) -> None:
+    def __init__(self, line: PlanLine, base_dtype: str, cache_dtype: str, pdl: bool = False) -> None:
+        self.pdl = pdl
         base_bytes, cache_bytes = DTYPE_BYTES[base_dtype], DTYPE_BYTES[cache_dtype]
         chain_head.Head.__init__(self, line, RANK_DIM, NUM_STEPS, base_bytes)
         chain_inputs.Inputs.__init__(self, line, RANK_DIM, NUM_STEPS, VOCAB_SIZE, base_bytes, cache_bytes)
@@ -151,14 +152,14 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
                 if it < c.my_streamed + c.my_resident:
                     self.do_shared_tile(c, step, it)
         else:
-            self.do_register_tiles(c, step, Int32(0), self.line.register_tiles)
+            self.do_register_tiles(c, step, Int32(0), self.residency.register_tiles)
             for it in cutlass.range(c.my_resident, unroll=1):
                 self.do_shared_tile(c, step, it)
 
     @cute.jit
     def do_register_tiles(self, c, step: Int32, first: Int32, count: cutlass.Constexpr):
         """`count` register tiles of the warp from its `first` on."""
-        for i in cutlass.range_constexpr(self.line.register_tiles):
+        for i in cutlass.range_constexpr(self.residency.register_tiles):
             if (i >= first) & (i < first + count) & (i < c.my_register):
                 acc = self.multiply_register_tile(c, i)
                 tile = ptx.opaque(c.first_register + i * self.line.warps)  # else its addresses fill registers in all positions
@@ -277,8 +278,8 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         tiles = (width + TILE_ROWS - 1) // TILE_ROWS
         first_tile = tiles * cta // line.ctas
         count = tiles * (cta + 1) // line.ctas - first_tile
-        in_registers = cutlass.min(count, line.register_tiles * line.warps)
-        resident = cutlass.min(count - in_registers, self.resident)
+        in_registers = cutlass.min(count, self.residency.register_tiles * line.warps)
+        resident = cutlass.min(count - in_registers, self.residency.resident)
         streamed = count - in_registers - resident
         first_column = first_tile * TILE_ROWS
         span = cutlass.min(count * TILE_ROWS, width - first_column)
@@ -305,7 +306,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             bars=smem + shared.barriers,
             embedding_stage=smem + shared.embedding,
             embedding=smem + shared.embedding + head_tiles.embedding_offset(self.rows, self.embed_half, lane),
-            parked=smem + shared.parked + warp * (line.register_tiles * self.parked_chunks * TILE_ROWS * 64) + lane * 16,
+            parked=smem + shared.parked + warp * (self.residency.register_tiles * self.parked_chunks * TILE_ROWS * 64) + lane * 16,
             inputs=smem + shared.inputs,
             stage_slot=self.stage_slot + (warp + (-self.stage_slot) % line.warps) % line.warps,
             fragment=head_tiles.fragment_offset(self.tile, lane),
@@ -323,7 +324,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         cute.arch.mbarrier_init_fence()
         cute.arch.fence_proxy("async.shared", space="cta")  # the copy engine sees the barriers
         cute.arch.sync_warp()
-        if cutlass.const_expr(line.register_tiles > 0):
+        if cutlass.const_expr(self.residency.register_tiles > 0):
             for slot in cutlass.range(warp, self.stage_slot, line.warps, unroll=1):
                 self.settle(c, slot)
             if (lane == 0) & (my_register > 0):
@@ -331,6 +332,8 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         else:
             for slot in cutlass.range(warp, self.slots, line.warps, unroll=1):
                 self.settle(c, slot)
+        if cutlass.const_expr(self.pdl and self.residency.register_tiles > 0):
+            self.load_register_tiles(c)
         cute.arch.griddepcontrol_wait()
 
         # Inputs that do depend on it
@@ -341,7 +344,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         self.fetch_all_inputs(c, Int32(0))
         ptx.copy_async_wait()
         cute.arch.sync_threads()  # embeddings, row table and inputs of position 0 are there
-        if cutlass.const_expr(line.register_tiles > 0):
+        if cutlass.const_expr(not self.pdl and self.residency.register_tiles > 0):
             self.load_register_tiles(c)
 
         for step in cutlass.range(NUM_STEPS, unroll=1):
@@ -396,15 +399,18 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             smem=self.shared.total,
             stream=stream,
             cooperative=True,  # the exchange needs every CTA resident; the driver refuses a grid that is not
+            use_pdl=self.pdl,
             min_blocks_per_mp=1,
         )  # fmt: skip
 
 
-def compile_chain(line: PlanLine, base_dtype: str, cache_dtype: str, *, arch: str | None = None, options: str = ""):
+def compile_chain(
+    line: PlanLine, base_dtype: str, cache_dtype: str, *, pdl: bool = False, arch: str | None = None, options: str = ""
+):
     """Compiles one build; needs no GPU.
 
     `arch` such as "sm_90a" (default: this machine's GPU). Returns the callable of the DSL: it takes ARGUMENTS, then a stream.
     """
     dummies = [Int32(1) if name in NARROW else Int64(16) for name in ARGUMENTS]
     flags = f"--gpu-arch {arch} {options}" if arch else options
-    return cute.compile(ChainKernel(line, base_dtype, cache_dtype), *dummies, make_fake_stream(), options=flags)
+    return cute.compile(ChainKernel(line, base_dtype, cache_dtype, pdl), *dummies, make_fake_stream(), options=flags)

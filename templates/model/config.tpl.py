@@ -1,6 +1,7 @@
 """Constants of {{ spec.model.title }}. Nothing is computed at run time; the spec and the plan say where each comes from."""
 
 from .._device.plan_line import PlanLine
+from .._device.plan_line import Residency as R
 
 MODEL = "{{ spec.model.name }}"
 VOCAB_SIZE = {{ spec.vocabulary.target }}  # vocabulary.target: rows of the Markov embedding, ids of the draft tokens
@@ -28,9 +29,9 @@ DEVICES = {
     # % endfor
 }
 
-# (device, tp, row slots): ctas, warps, tiles; register tiles, chunks; resident, ring; the same with fp32 base; keep, shared bytes, partial
+# (device, tp, row slots): ... ctas, warps, tiles; for bf16 and for fp32 base logits: register tiles a warp, chunks, resident, ring, keep; ...
 PLANS = {
     # % for x in plan.lines
-    ("{{ x.device }}", {{ x.tp }}, {{ x.row_slots }}): PlanLine("{{ x.device }}", {{ x.tp }}, {{ x.row_slots }}, {{ x.ctas }}, {{ x.warps }}, {{ x.tiles }}, {{ x.register_tiles }}, {{ x.register_chunks }}, {{ x.resident }}, {{ x.ring }}, {{ x.resident_fp32 }}, {{ x.ring_fp32 }}, {{ x.keep }}, {{ x.shared_bytes }}, {{ x.partial }}),
+    ("{{ x.device }}", {{ x.tp }}, {{ x.row_slots }}): PlanLine("{{ x.device }}", {{ x.tp }}, {{ x.row_slots }}, {{ x.ctas }}, {{ x.warps }}, {{ x.tiles }}, R({{ x.bf16 | join(", ") }}), R({{ x.fp32 | join(", ") }}), {{ x.shared_bytes }}, {{ x.partial }}),
     # % endfor
 }

@@ -6,8 +6,20 @@ Plain Python, no imports beyond the standard library, so that reading a plan cos
 from typing import NamedTuple
 
 
+class Residency(NamedTuple):
+    """Where the tiles of a CTA live, in the order streamed, resident, registers."""
+
+    register_tiles: int  # per warp: tiles whose fragments stay in registers
+    register_chunks: (
+        int  # of such a tile's rank_dim / 32 chunks, those really in registers; the rest lies in shared memory
+    )
+    resident: int  # per CTA: tiles that stay in shared memory
+    ring: int  # slots that streamed tiles pass through, at most one a warp; 0 when nothing is streamed
+    keep: int  # streamed tiles per CTA that L2 is asked to keep (evict_last); the others are read evict_first
+
+
 class PlanLine(NamedTuple):
-    """Residency of one chain build. A tile is 16 consecutive vocabulary rows of the Markov head, the work item of one warp."""
+    """One chain build. A tile is 16 consecutive vocabulary rows of the Markov head, the work item of one warp."""
 
     device: str  # name of the device description
     tp: int  # tensor-parallel ranks that the vocabulary is split over
@@ -15,15 +27,8 @@ class PlanLine(NamedTuple):
     ctas: int  # CTAs of the cooperative launch, one per SM
     warps: int  # warps of a CTA; each warp owns its slots alone, so that no "empty" barrier is needed
     tiles: int  # tiles of the CTA that has most
-    register_tiles: int  # tiles per warp whose fragments stay in registers
-    register_chunks: (
-        int  # of a register tile's rank_dim / 32 chunks, those really in registers; the rest lies in shared memory
-    )
-    resident: int  # tiles per CTA that stay in shared memory (bf16 base logits)
-    ring: int  # slots that streamed tiles pass through, at most one a warp; 0 when nothing is streamed
-    resident_fp32: int  # the same two with fp32 base logits, whose staging takes more room
-    ring_fp32: int
-    keep: int  # streamed tiles per CTA that L2 is asked to keep (evict_last); the others are read evict_first
+    bf16: Residency  # with bf16 base logits
+    fp32: Residency  # with fp32 base logits, whose staging takes more room
     shared_bytes: int  # shared memory of a CTA with bf16 base logits
     partial: bool  # whether the last tile of a shard has fewer than 16 vocabulary rows
 
@@ -56,9 +61,9 @@ def slot_bytes(rank_dim: int) -> int:
     return TILE_ROWS * 2 * rank_dim + BANK_SHIFT
 
 
-def resident_tiles(line: PlanLine, base_bytes: int) -> int:
-    """Tiles per CTA that stay in shared memory, for base logits of `base_bytes` an entry."""
-    return line.resident if base_bytes == 2 else line.resident_fp32
+def residency(line: PlanLine, base_bytes: int) -> Residency:
+    """The line's residency for base logits of `base_bytes` an entry."""
+    return line.bf16 if base_bytes == 2 else line.fp32
 
 
 def stage_bytes(base_bytes: int) -> int:
@@ -66,26 +71,21 @@ def stage_bytes(base_bytes: int) -> int:
     return TILE_ROWS * (NOISE_BYTES + base_bytes)
 
 
-def ring_slots(line: PlanLine, base_bytes: int) -> int:
-    """Slots that streamed tiles pass through, for base logits of `base_bytes` an entry."""
-    return line.ring if base_bytes == 2 else line.ring_fp32
-
-
 def slot_count(line: PlanLine, base_bytes: int) -> int:
     """Slots of a CTA. Register tiles come in through the last slots, one a warp, so these must exist."""
-    return max(
-        ring_slots(line, base_bytes) + resident_tiles(line, base_bytes), line.warps if line.register_tiles else 0
-    )
+    x = residency(line, base_bytes)
+    return max(x.ring + x.resident, line.warps if x.register_tiles else 0)
 
 
 def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int) -> SharedLayout:
     """Where everything lies, for one plan line and base logits of `base_bytes` (2 or 4) an entry."""
-    chunks = rank_dim // 32
+    x = residency(line, base_bytes)
+    parked_chunks = rank_dim // 32 - x.register_chunks if x.register_tiles else 0
     slots = slot_count(line, base_bytes)
     sizes = (
         slots * slot_bytes(rank_dim),
         2 * rank_dim * line.row_slots,
-        line.warps * line.register_tiles * (chunks - line.register_chunks) * TILE_ROWS * 64,
+        line.warps * x.register_tiles * parked_chunks * TILE_ROWS * 64,
         line.row_slots * RED_WARPS * KEY_BYTES,
         line.row_slots * line.row_slots * KEY_BYTES,
         line.row_slots * num_steps * ROW_TABLE_BYTES,
