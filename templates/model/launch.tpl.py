@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import ClassVar
 
-from .._device import host, launcher
+from .._device import chain_launcher, draft_launcher, host
 from . import config, noise
 from .fused import FusedLoop
 
@@ -27,7 +27,7 @@ def _load_chain() -> ModuleType:
     return chain
 
 
-class ChainSampler(launcher.ChainLauncher):
+class ChainSampler(chain_launcher.ChainLauncher):
     """The chain kernel of {{ spec.model.title }} on one GPU; arguments and errors as documented in ChainLauncher."""
 
     config: ClassVar[ModuleType] = config
@@ -35,9 +35,9 @@ class ChainSampler(launcher.ChainLauncher):
     load_chain = staticmethod(_load_chain)
 
 
-class DraftSampler(launcher.DraftLauncher):
+class DraftSampler(draft_launcher.DraftLauncher):
     """Chain or fused loop of {{ spec.model.title }}, whichever a batch fits; documented in DraftLauncher."""
 
     config: ClassVar[ModuleType] = config
-    chain_sampler: ClassVar[type[launcher.ChainLauncher]] = ChainSampler
+    chain_sampler: ClassVar[type[chain_launcher.ChainLauncher]] = ChainSampler
     fused_loop = FusedLoop

@@ -17,26 +17,26 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
-pytest.importorskip("cuda.bindings.driver")
 
-from dspark_kernels._device import host, launcher  # noqa: E402
+from dspark_kernels._device import chain_call, chain_launcher, draft_launcher, host  # noqa: E402
 
 V, N, R, MAX_REQS = 40, 3, 64, 6
+STREAM = 0x7F00_1234_5678_9ABC  # a handle is an address: 64 bits
 CPU = torch.device("cpu")
 H200 = host.DeviceFacts("NVIDIA H200", (9, 0), 132, 232448)
 DEVICES = {"h100": ((9, 0), 132, 232448), "h200": ((9, 0), 132, 232448), "b200": ((10, 0), 148, 232448)}
 CHAIN = Path(__file__).parents[2] / "templates" / "model" / "chain.tpl.py"
 
 
-def chain_arguments() -> tuple[str, ...]:
-    """ARGUMENTS of the chain kernel, read without importing its compiler."""
+def chain_constant(name: str) -> tuple[str, ...]:
+    """A constant of the chain kernel, read without importing its compiler."""
     for node in ast.parse(CHAIN.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ARGUMENTS":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return ast.literal_eval(node.value)
-    raise AssertionError(f"{CHAIN}: expected ARGUMENTS at the top level")
+    raise AssertionError(f"{CHAIN}: expected {name} at the top level")
 
 
-ARGUMENTS = chain_arguments()
+ARGUMENTS, NARROW = chain_constant("ARGUMENTS"), chain_constant("NARROW")
 
 
 class Line(NamedTuple):
@@ -53,7 +53,7 @@ class Recorder:
         self.events: list[tuple[Any, ...]] = []
         self.compiled: list[tuple[int, str, str]] = []
         self.failure: Exception | None = None
-        self.ARGUMENTS = ARGUMENTS
+        self.ARGUMENTS, self.NARROW = ARGUMENTS, NARROW
 
     # The chain module.
     def records_words(self, line: Line) -> int:
@@ -64,13 +64,14 @@ class Recorder:
     ) -> Any:
         self.compiled.append((line.row_slots, base_dtype, cache_dtype))
 
-        def launch(*values: Any) -> None:
+        def launch(*slots: Any) -> None:
             if self.failure is not None:
                 raise self.failure
-            *numbers, stream = values
-            assert all(type(value) is int for value in numbers)
-            named = dict(zip(ARGUMENTS, numbers, strict=True)) | {"stream": stream}
-            self.events.append(("chain", line.row_slots, named))
+            names = (*ARGUMENTS, "stream")
+            kinds = [ctypes.c_int32 if name in NARROW else ctypes.c_int64 for name in names]
+            addresses = [pointer.value for slot in slots for pointer in slot.__c_pointers__()]
+            values = [kind.from_address(address).value for kind, address in zip(kinds, addresses, strict=True)]
+            self.events.append(("chain", line.row_slots, dict(zip(names, values, strict=True))))
 
         return launch
 
@@ -88,11 +89,11 @@ class Recorder:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    cuda = launcher.torch.cuda
+    cuda = chain_launcher.torch.cuda
     monkeypatch.setattr(host, "read_device", lambda device: H200)
     report = host.TimeoutReport
     monkeypatch.setattr(host, "TimeoutReport", lambda *, pinned: report(pinned=False))
-    stream = SimpleNamespace(cuda_stream=77, synchronize=lambda: None)
+    stream = SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: None)
     monkeypatch.setattr(cuda, "current_stream", lambda device=None: stream)
     monkeypatch.setattr(cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda, "current_device", lambda: CPU.index)
@@ -116,8 +117,8 @@ def make_config(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**(constants | changes))
 
 
-def make_chain(gpu: Recorder, **changes: Any) -> type[launcher.ChainLauncher]:
-    class Toy(launcher.ChainLauncher):
+def make_chain(gpu: Recorder, **changes: Any) -> type[chain_launcher.ChainLauncher]:
+    class Toy(chain_launcher.ChainLauncher):
         config = make_config(**changes)
         noise = gpu
         load_chain = staticmethod(lambda: gpu)
@@ -135,7 +136,7 @@ def weights() -> dict[str, Any]:
 
 
 @pytest.fixture
-def sampler(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> launcher.ChainLauncher:
+def sampler(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> chain_launcher.ChainLauncher:
     kind = make_chain(gpu)
     monkeypatch.setattr(kind, "why_not", classmethod(lambda cls, *a, **k: None))
     return kind(**weights())
@@ -232,15 +233,15 @@ def test_why_not(
     constants: dict[str, Any],
     expected: str | None,
 ) -> None:
-    monkeypatch.setattr(launcher, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(chain_launcher, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(chain_launcher.importlib.util, "find_spec", lambda name: object())
     reason = make_chain(gpu, **constants).why_not(**(weights() | changes))
     assert reason is expected if expected is None else reason is not None and expected in reason
 
 
 def test_why_not_without_the_compiler(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(chain_launcher, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(chain_launcher.importlib.util, "find_spec", lambda name: None)
     assert "nvidia-cutlass-dsl" in (make_chain(gpu).why_not(**weights()) or "")
 
 
@@ -249,7 +250,7 @@ def test_a_sampler_that_cannot_be_built_raises_the_reason(gpu: Recorder) -> None
         make_chain(gpu)(**(weights() | {"head_weight": None}))
 
 
-def test_batches_are_declined_by_shape_and_dtype_only(sampler: launcher.ChainLauncher) -> None:
+def test_batches_are_declined_by_shape_and_dtype_only(sampler: chain_launcher.ChainLauncher) -> None:
     assert sampler.max_rows == MAX_REQS  # of the 8 that the model allows, no more rows than request states
     assert [sampler.supports_batch(rows) for rows in (0, 1, 6, 7)] == [False, True, True, False]
     assert "1 to 6 request rows, got 7" in (sampler.why_not_call(7) or "")
@@ -267,7 +268,7 @@ def test_plans_limit_the_rows(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) ->
 # --- one call ---
 
 
-def test_arguments_of_a_launch(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+def test_arguments_of_a_launch(gpu: Recorder, sampler: chain_launcher.ChainLauncher) -> None:
     call = batch(2, torch.float32)
     call["base_logits"] = torch.zeros((2, N, V + 1))[:, :, :V]
     sampler.sample(**call, query_per_row=2)
@@ -281,14 +282,13 @@ def test_arguments_of_a_launch(gpu: Recorder, sampler: launcher.ChainLauncher) -
     assert (values["base_vector"], values["cache_vector"]) == (0, 1)
     assert (values["rows"], values["query_per_row"], values["token_stride"]) == (2, 2, N)
     assert (values["vocab_start"], values["width"], values["ctas"]) == (0, V, 132)
-    # Not an int: CuTe DSL would take that for 32 bits.
-    assert not isinstance(values["stream"], int) and int(values["stream"]) == 77
+    assert values["stream"] == STREAM
     assert values["timeout_ns"] == 30_000 * 1_000_000
     for name in ("input_ids", "idx_mapping", "temperature", "draft_tokens"):
         assert values[name] == call[name].data_ptr(), name
 
 
-def test_two_variants_never_share_their_records(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+def test_two_variants_never_share_their_records(gpu: Recorder, sampler: chain_launcher.ChainLauncher) -> None:
     sampler.sample(**batch(1))
     sampler.sample(**batch(4))
     sampler.sample(**batch(1))
@@ -324,7 +324,7 @@ MISFITS = {
 
 @pytest.mark.parametrize("case", MISFITS)
 def test_every_argument_is_checked_before_anything_is_launched(
-    gpu: Recorder, sampler: launcher.ChainLauncher, case: str
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher, case: str
 ) -> None:
     name, value, error, text = MISFITS[case]
     with pytest.raises(error) as caught:
@@ -333,30 +333,90 @@ def test_every_argument_is_checked_before_anything_is_launched(
     assert gpu.events == []
 
 
-def test_another_current_device_is_refused(
-    gpu: Recorder, sampler: launcher.ChainLauncher, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("entries", [2**31 - 1, 2**31])
+def test_the_span_of_the_base_logits_is_bounded(
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher, rows: int, entries: int
 ) -> None:
-    monkeypatch.setattr(launcher.torch.cuda, "current_device", lambda: 3)
+    """The kernel counts their entries in 32 bits: rows of 2, positions of 3, strides that end at `entries`."""
+    if rows == 1:
+        strides = (2**40, (entries - V) // 2, 1)  # one row: its stride is not used
+        entries = 2 * strides[1] + V
+    else:
+        strides = (entries - V - 2 * V, V, 1)
+    base = torch.empty_strided((rows, N, V), strides, dtype=torch.bfloat16, device="meta")
+    expected = chain_call.Expectations(
+        make_config(), base.device, max_rows=2, max_reqs=MAX_REQS, cache_dtype=torch.bfloat16
+    )
+    found = expected.base_logits_misfit(rows, base)
+    if entries < 2**31:
+        assert found is None
+    else:
+        assert found is not None and found.error is ValueError
+        assert (
+            f"base_logits: expected a span of fewer than 2147483648 entries from the first to the last, got {entries}"
+            in found.message
+        )
+        with pytest.raises(ValueError, match=f"got {entries}"):
+            expected.check(rows, base, *[None] * 7, 1)  # type: ignore[arg-type]
+
+
+def test_torch_has_no_negative_strides() -> None:
+    """The kernel's offsets are unsigned."""
+    with pytest.raises(RuntimeError, match="Negative strides are not supported"):
+        torch.zeros(4).as_strided((2, 2), (-2, 1), 2)
+
+
+def test_noise_beyond_the_kernels_offsets_is_declined(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chain_call.why_noise_too_large(2**24 - 1, 127) is None
+    assert "expected fewer than 2147483648 entries, got 2147483648" in (
+        chain_call.why_noise_too_large(2**24 - 1, 128) or ""  # the pitch is a multiple of 4
+    )
+    monkeypatch.setattr(chain_launcher, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(chain_launcher.importlib.util, "find_spec", lambda name: object())
+    large = {"VOCAB_SIZE": 2**28, "DRAFT_VOCAB_SIZE": 2**28}
+    weight = torch.empty((2**28, R), dtype=torch.bfloat16, device="meta")
+    given = weights() | {"embed_weight": weight, "head_weight": weight}
+    assert "noise of 18 samples" in (make_chain(gpu, **large).why_not(**given) or "")
+    assert make_chain(gpu, **large).why_not(**(given | {"max_reqs": 2})) is None
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_place_of_the_last_anchor_is_bounded(
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher, rows: int
+) -> None:
+    most = (2**31 - 1) // max(rows - 1, 1)
+    with pytest.raises(ValueError, match=f"query_per_row: expected an int from 1 to {most}, got {most + 1}"):
+        sampler.sample(**batch(rows), query_per_row=most + 1)
+    assert gpu.events == []
+
+
+def test_another_current_device_is_refused(
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chain_launcher.torch.cuda, "current_device", lambda: 3)
     with pytest.raises(ValueError, match="current CUDA device: expected None, this sampler's, got 3"):
         sampler.sample(**batch(2))
     assert gpu.events == []
 
 
 @pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)])
-def test_query_per_row(gpu: Recorder, sampler: launcher.ChainLauncher, value: Any, error: type[Exception]) -> None:
+def test_query_per_row(
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher, value: Any, error: type[Exception]
+) -> None:
     with pytest.raises(error, match="query_per_row: expected an int"):
         sampler.sample(**batch(2), query_per_row=value)
     assert gpu.events == []
 
 
 @pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (0.5, TypeError)])
-def test_timeout_ms(gpu: Recorder, sampler: launcher.ChainLauncher, value: Any, error: type[Exception]) -> None:
+def test_timeout_ms(gpu: Recorder, sampler: chain_launcher.ChainLauncher, value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="timeout_ms: expected an int"):
         type(sampler)(**weights(), timeout_ms=value)
 
 
 def test_an_unbounded_wait_is_logged(
-    sampler: launcher.ChainLauncher, caplog: pytest.LogCaptureFixture, gpu: Recorder
+    sampler: chain_launcher.ChainLauncher, caplog: pytest.LogCaptureFixture, gpu: Recorder
 ) -> None:
     with caplog.at_level(logging.WARNING):
         type(sampler)(**weights(), timeout_ms=0).sample(**batch(1))
@@ -367,7 +427,7 @@ def test_an_unbounded_wait_is_logged(
 # --- noise ---
 
 
-def test_forked_noise_is_joined_once_and_used_once(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+def test_forked_noise_is_joined_once_and_used_once(gpu: Recorder, sampler: chain_launcher.ChainLauncher) -> None:
     call = batch(2)
     state = [call[name] for name in STATE]
     sampler.fork_noise(*state, 2)
@@ -381,7 +441,7 @@ def test_forked_noise_is_joined_once_and_used_once(gpu: Recorder, sampler: launc
     assert [event[0] for event in gpu.events[5:]] == ["fork", "join", "chain"]
 
 
-def test_noise_of_another_batch_is_refused(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+def test_noise_of_another_batch_is_refused(gpu: Recorder, sampler: chain_launcher.ChainLauncher) -> None:
     call = batch(2)
     sampler.fork_noise(*[call[name] for name in STATE], 1)
     with pytest.raises(RuntimeError, match="expected the 1 request rows that fork_noise drew for, got 2"):
@@ -391,7 +451,7 @@ def test_noise_of_another_batch_is_refused(gpu: Recorder, sampler: launcher.Chai
     assert [event[0] for event in gpu.events[-2:]] == ["draw", "chain"]
 
 
-def test_a_refused_call_leaves_no_stale_noise(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+def test_a_refused_call_leaves_no_stale_noise(gpu: Recorder, sampler: chain_launcher.ChainLauncher) -> None:
     call = batch(2)
     sampler.fork_noise(*[call[name] for name in STATE], 2)
     with pytest.raises(TypeError):
@@ -401,13 +461,13 @@ def test_a_refused_call_leaves_no_stale_noise(gpu: Recorder, sampler: launcher.C
     assert [event[0] for event in gpu.events] == ["fork", "join", "draw", "chain"]
 
 
-def test_joining_without_a_fork_is_refused(sampler: launcher.ChainLauncher) -> None:
+def test_joining_without_a_fork_is_refused(sampler: chain_launcher.ChainLauncher) -> None:
     with pytest.raises(RuntimeError, match="expected a fork_noise before it"):
         sampler.join_noise()
 
 
 @pytest.mark.parametrize("rows", [0, 7])
-def test_fork_noise_checks_the_row_count(sampler: launcher.ChainLauncher, rows: int) -> None:
+def test_fork_noise_checks_the_row_count(sampler: chain_launcher.ChainLauncher, rows: int) -> None:
     call = batch(2)
     with pytest.raises(ValueError, match=f"num_reqs: expected an int from 1 to 6, got {rows}"):
         sampler.fork_noise(*[call[name] for name in STATE], rows)
@@ -416,7 +476,7 @@ def test_fork_noise_checks_the_row_count(sampler: launcher.ChainLauncher, rows: 
 # --- compiling ---
 
 
-def test_warmup_compiles_everything_a_call_can_need(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+def test_warmup_compiles_everything_a_call_can_need(gpu: Recorder, sampler: chain_launcher.ChainLauncher) -> None:
     sampler.warmup()
     variants = [(slots, base, "bf16") for base in ("bf16", "fp32") for slots in (1, 4, 8)]
     assert sorted(gpu.compiled) == sorted(variants)
@@ -429,10 +489,10 @@ def test_warmup_compiles_everything_a_call_can_need(gpu: Recorder, sampler: laun
 
 
 def test_nothing_compiles_under_capture(
-    gpu: Recorder, sampler: launcher.ChainLauncher, monkeypatch: pytest.MonkeyPatch
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler.sample(**batch(1))
-    monkeypatch.setattr(launcher.torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(chain_launcher.torch.cuda, "is_current_stream_capturing", lambda: True)
     sampler.sample(**batch(1))
     with pytest.raises(RuntimeError, match=r"8 row slots and bf16 base logits is not compiled; call warmup\(\)"):
         sampler.sample(**batch(5))
@@ -442,11 +502,11 @@ def test_nothing_compiles_under_capture(
 # --- bounded waits ---
 
 
-def set_report(sampler: launcher.ChainLauncher, words: list[int]) -> None:
+def set_report(sampler: chain_launcher.ChainLauncher, words: list[int]) -> None:
     (ctypes.c_int32 * len(words)).from_address(sampler._report.address)[:] = words
 
 
-def test_a_reported_timeout_is_raised_with_its_place(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+def test_a_reported_timeout_is_raised_with_its_place(gpu: Recorder, sampler: chain_launcher.ChainLauncher) -> None:
     sampler.sample(**batch(1))
     sampler.raise_if_failed()
     set_report(sampler, [1, 0, 2, 4, 131, 7, 250, 9])
@@ -461,7 +521,9 @@ def test_a_reported_timeout_is_raised_with_its_place(gpu: Recorder, sampler: lau
     assert len([event for event in gpu.events if event[0] == "chain"]) == 1
 
 
-def test_a_failing_launch_raises_the_report_if_there_is_one(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+def test_a_failing_launch_raises_the_report_if_there_is_one(
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher
+) -> None:
     sampler.sample(**batch(1))
     gpu.failure = RuntimeError("CUDA_ERROR_LAUNCH_FAILED")
     with pytest.raises(RuntimeError, match="CUDA_ERROR_LAUNCH_FAILED"):
@@ -493,8 +555,8 @@ class FakeFused:
         self.calls.append(query_per_row)
 
 
-def make_draft(chain: type[launcher.ChainLauncher]) -> launcher.DraftLauncher:
-    class Toy(launcher.DraftLauncher):
+def make_draft(chain: type[chain_launcher.ChainLauncher]) -> draft_launcher.DraftLauncher:
+    class Toy(draft_launcher.DraftLauncher):
         config = make_config()
         chain_sampler = chain
         fused_loop = FakeFused
@@ -517,7 +579,7 @@ def test_draft_sampler_on_the_cpu_takes_the_fused_loop_and_says_why(gpu: Recorde
 
 
 def test_draft_sampler_takes_the_chain_where_it_fits(
-    gpu: Recorder, sampler: launcher.ChainLauncher, caplog: pytest.LogCaptureFixture
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher, caplog: pytest.LogCaptureFixture
 ) -> None:
     draft = make_draft(type(sampler))
     with caplog.at_level(logging.INFO):
@@ -529,7 +591,9 @@ def test_draft_sampler_takes_the_chain_where_it_fits(
     assert len([r for r in caplog.records if "7 rows: fused" in r.message]) == 1
 
 
-def test_a_batch_that_changes_its_path_drops_its_forked_noise(gpu: Recorder, sampler: launcher.ChainLauncher) -> None:
+def test_a_batch_that_changes_its_path_drops_its_forked_noise(
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher
+) -> None:
     draft = make_draft(type(sampler))
     call = batch(2, torch.float16)
     draft.fork_noise(*[call[name] for name in STATE], 2)

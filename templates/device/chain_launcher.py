@@ -1,27 +1,25 @@
-"""The samplers' mechanics, the same for every model: what is prepared once, what is checked per call, what is launched.
+"""The chain sampler's mechanics, the same for every model: what is prepared once, and what a call launches.
 
-A model's launch.py subclasses the two classes here and names its constants and kernels. All per-call state (seeds,
-positions, temperatures, anchors, row mapping) is read from device memory by the kernels, so a captured graph has
-nothing of one call baked in but addresses, strides and the row count.
+A model's launch.py subclasses ChainLauncher and names its constants and kernels. All per-call state (seeds, positions,
+temperatures, anchors, row mapping) is read from device memory by the kernels, so a captured graph has nothing of one
+call baked in but addresses, strides and the row count.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 
-from . import host
+from . import chain_call, host
+from .chain_call import ArgumentBlock, Expectations, Variant
 from .host import Expected
 
-NOISE_ALIGNMENT = 4  # fp32 values in 16 bytes: a noise row starts on a vector boundary
 NS_PER_MS = 1_000_000
-INT32_MAX = 2**31 - 1
 
 log = logging.getLogger("dspark_kernels")
 
@@ -31,27 +29,17 @@ def device_type(tensor: Any) -> str | None:
     return tensor.device.type if isinstance(tensor, torch.Tensor) else None
 
 
-class Variant(NamedTuple):
-    """One compiled chain kernel and the device state that belongs to it alone."""
-
-    launch: Callable[..., Any]
-    ctas: int
-    records: torch.Tensor  # uint64 words, zeroed once: every launch tags its own records
-    epoch: torch.Tensor  # int32 [1], zeroed once, counted by the kernel
-
-
-class Batch(NamedTuple):
-    """What the arguments of a call must look like that depend on its row count."""
-
-    base_logits: Expected
-    samples: Expected
-    draft_tokens: Expected
-
-
 class ChainLauncher:
     """One chain kernel launch for all draft positions of up to ``max_rows`` request rows, on one GPU.
 
-    Two calls of one sampler must be ordered by one stream (or by events): they share the noise buffer and the records.
+    One sampler's launches, graph replays included, must follow each other: by one stream, or by events between streams.
+    They share the noise buffer and the exchange records; run at once, they would take each other's. Nothing detects
+    that, as a replay does not pass through the host. Samplers of their own may run on streams of their own, also on one
+    GPU, where the launches follow each other, because each takes every SM. Calls from several host threads need a lock.
+
+    The launch is cooperative: it starts when all SMs can take it, after the kernels that fill them. A kernel that waits
+    for something behind the chain, such as a collective that waits for a rank that runs its chain first, must not be
+    in flight: each would wait for the other until the timeout.
 
     Args:
         embed_weight: Markov embedding, bf16 [>= VOCAB_SIZE, RANK_DIM], contiguous, on a CUDA device.
@@ -96,23 +84,16 @@ class ChainLauncher:
         self._lines = host.plan_lines(config.PLANS, config.DEVICES, host.read_device(self.device), 1, device_name)
         self.max_rows = min(config.MAX_ROWS, max_reqs, max(self._lines))
         self._chain = self.load_chain()
-        self._stream_type = importlib.import_module("cuda.bindings.driver").CUstream
         self._variants: dict[tuple[int, torch.dtype], Variant] = {}
         self._report = host.TimeoutReport(pinned=True)
-        pitch = -(-config.DRAFT_VOCAB_SIZE // NOISE_ALIGNMENT) * NOISE_ALIGNMENT
+        pitch = chain_call.noise_pitch(config.DRAFT_VOCAB_SIZE)
         samples = self.max_rows * config.NUM_STEPS
         self.noise_buffer = torch.empty((samples, pitch), dtype=torch.float32, device=self.device)
         self._noise_stream = self.noise.NoiseStream(self.device)
         self._forked_rows: int | None = None
         self._joined = False
-        self._base_dtypes = tuple(host.DTYPES[name] for name in config.BASE_DTYPES)
-        self._state_tensors = {
-            "temperature": Expected((torch.float32,), (max_reqs,), extendable=(0,), contiguous=True),
-            "seeds": Expected((torch.int64,), (max_reqs,), extendable=(0,), contiguous=True),
-        }
-        self._batches = [self._batch(rows) for rows in range(self.max_rows + 1)]
-        self._cache_tensor = Expected(
-            (cache_dtype,), (max_reqs, config.NUM_STEPS, config.VOCAB_SIZE), extendable=(0, 2)
+        self._expected = Expectations(
+            config, self.device, max_rows=self.max_rows, max_reqs=max_reqs, cache_dtype=cache_dtype
         )
         self._constant_arguments = {
             "head": head_weight.data_ptr(),
@@ -124,15 +105,6 @@ class ChainLauncher:
             "vocab_start": 0,
             "width": config.DRAFT_VOCAB_SIZE,
         }
-
-    def _batch(self, rows: int) -> Batch:
-        """What the arguments of a call of ``rows`` rows must look like; longer buffers are fine."""
-        config = self.config
-        return Batch(
-            base_logits=Expected(self._base_dtypes, (rows, config.NUM_STEPS, config.DRAFT_VOCAB_SIZE), extendable=(2,)),
-            samples=Expected((torch.int64,), (rows * config.NUM_STEPS,), extendable=(0,), contiguous=True),
-            draft_tokens=Expected((torch.int64,), (rows, config.NUM_STEPS), extendable=(0,)),
-        )
 
     @classmethod
     def why_not(
@@ -166,6 +138,11 @@ class ChainLauncher:
             return f"cache_dtype: expected {' or '.join(config.CACHE_DTYPES)}, got {cache_dtype}"
         if importlib.util.find_spec("cutlass") is None:
             return "CuTe DSL is missing: install nvidia-cutlass-dsl"
+        reason = chain_call.why_noise_too_large(
+            config.DRAFT_VOCAB_SIZE, min(config.MAX_ROWS, max_reqs) * config.NUM_STEPS
+        )
+        if reason is not None:
+            return reason
         facts = host.read_device(embed_weight.device)
         return host.why_no_plan(config.PLANS, config.DEVICES, facts, 1, device_name)
 
@@ -180,7 +157,7 @@ class ChainLauncher:
             return f"num_reqs: the chain takes 1 to {self.max_rows} request rows, got {num_reqs}"
         if base_logits is None:
             return None
-        found = self._batches[num_reqs].base_logits.misfit("base_logits", base_logits, self.device)
+        found = self._expected.base_logits_misfit(num_reqs, base_logits)
         return None if found is None else found.message
 
     def supports_batch(self, num_reqs: int) -> bool:
@@ -205,7 +182,7 @@ class ChainLauncher:
         hold the same values until that ``sample``. Raises as ``sample`` does.
         """
         host.check_int("num_reqs", num_reqs, 1, self.max_rows)
-        self._check_state(num_reqs, idx_mapping, sample_pos, temperature, seeds)
+        self._expected.check_state(num_reqs, idx_mapping, sample_pos, temperature, seeds)
         self._noise_stream.fork(
             self.noise_buffer,
             idx_mapping,
@@ -295,9 +272,7 @@ class ChainLauncher:
 
     def launch(self, variant: Variant, arguments: dict[str, int]) -> None:
         """Launch the chain alone, on the current stream, with what ``prepare`` returned and the noise that is drawn."""
-        # CuTe DSL takes a plain int for 32 bits and cuts the stream's address off: it must be a CUstream.
-        stream = self._stream_type(torch.cuda.current_stream(self.device).cuda_stream)
-        variant.launch(*[arguments[name] for name in self._chain.ARGUMENTS], stream)
+        variant.block.launch(arguments, torch.cuda.current_stream(self.device).cuda_stream)
 
     def prepare(
         self,
@@ -317,49 +292,24 @@ class ChainLauncher:
             raise ValueError(
                 f"current CUDA device: expected {self.device.index}, this sampler's, got {torch.cuda.current_device()}"
             )
-        host.check_int("rows of base_logits", rows, 1, self.max_rows)
-        batch = self._batches[rows]
-        batch.base_logits.check("base_logits", base_logits, self.device)
-        host.check_int("query_per_row", query_per_row, 1, INT32_MAX)
-        anchors = Expected((torch.int32,), ((rows - 1) * query_per_row + 1,), (0,), contiguous=True)
-        anchors.check("input_ids", input_ids, self.device)
-        self._check_state(rows, idx_mapping, sample_pos, temperature, seeds)
-        self._cache_tensor.check("logits_cache", logits_cache, self.device)
-        batch.draft_tokens.check("draft_tokens", draft_tokens, self.device)
+        self._expected.check(
+            rows,
+            base_logits,
+            input_ids,
+            idx_mapping,
+            sample_pos,
+            temperature,
+            seeds,
+            logits_cache,
+            draft_tokens,
+            query_per_row,
+        )
         variant = self._variant(rows, base_logits.dtype)
-        return variant, self._constant_arguments | {
-            "base": base_logits.data_ptr(),
-            "base_row_stride": base_logits.stride(0),
-            "base_pos_stride": base_logits.stride(1),
-            "base_vector": host.vector_ok(base_logits),
-            "cache": logits_cache.data_ptr(),
-            "cache_req_stride": logits_cache.stride(0),
-            "cache_pos_stride": logits_cache.stride(1),
-            "cache_vector": host.vector_ok(logits_cache),
-            "input_ids": input_ids.data_ptr(),
-            "query_per_row": query_per_row,
-            "idx_mapping": idx_mapping.data_ptr(),
-            "temperature": temperature.data_ptr(),
-            "draft_tokens": draft_tokens.data_ptr(),
-            "token_stride": draft_tokens.stride(0),
-            "records": variant.records.data_ptr(),
-            "epoch": variant.epoch.data_ptr(),
-            "rows": rows,
-            "ctas": variant.ctas,
-        }
-
-    def _check_state(
-        self,
-        rows: int,
-        idx_mapping: torch.Tensor,
-        sample_pos: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-    ) -> None:
-        self._batches[rows].samples.check("idx_mapping", idx_mapping, self.device)
-        self._batches[rows].samples.check("sample_pos", sample_pos, self.device)
-        self._state_tensors["temperature"].check("temperature", temperature, self.device)
-        self._state_tensors["seeds"].check("seeds", seeds, self.device)
+        arguments = chain_call.call_arguments(
+            rows, base_logits, input_ids, idx_mapping, temperature, logits_cache, draft_tokens, query_per_row
+        )
+        own = {"records": variant.records.data_ptr(), "epoch": variant.epoch.data_ptr(), "ctas": variant.ctas}
+        return variant, self._constant_arguments | arguments | own
 
     def _provide_noise(self, rows: int, *state: torch.Tensor) -> None:
         """Leave this call's noise in the buffer: the forked draw's, or one on the current stream."""
@@ -389,7 +339,7 @@ class ChainLauncher:
         compiled = self._chain.compile_chain(line, host.dtype_name(base_dtype), host.dtype_name(self.cache_dtype))
         words = self._chain.records_words(line)
         made = Variant(
-            compiled,
+            ArgumentBlock(compiled, self._chain.ARGUMENTS, self._chain.NARROW),
             line.ctas,
             # torch has few uint64 operations; int64 zeros are the same bits.
             torch.zeros(words, dtype=torch.int64, device=self.device),
@@ -415,7 +365,7 @@ class ChainLauncher:
         # One row of memory stands for all of them: padding rows are never stored.
         cache = torch.zeros(config.VOCAB_SIZE, dtype=self.cache_dtype, device=device)
         cache = cache.expand(self.max_reqs, config.NUM_STEPS, config.VOCAB_SIZE)
-        for base_dtype in self._base_dtypes:
+        for base_dtype in self._expected.base_dtypes:
             column = torch.zeros(config.DRAFT_VOCAB_SIZE, dtype=base_dtype, device=device)
             for slots in self._lines:
                 rows = min(slots, self.max_rows)
@@ -447,122 +397,3 @@ class ChainLauncher:
             self._report.raise_if_set()
             raise
         self._report.raise_if_set()
-
-
-class DraftLauncher:
-    """Draws draft tokens by the chain where it fits and by the fused loop elsewhere, and says which and why.
-
-    The choice depends on the weights, the device, the row count and the base logits' dtype and shape: never on values.
-    On the CPU it is always the fused loop, in Triton's interpreter. Arguments as for the chain's sampler.
-    """
-
-    config: ClassVar[ModuleType]
-    chain_sampler: ClassVar[type[ChainLauncher]]
-    fused_loop: ClassVar[Callable[..., Any]]
-
-    def __init__(
-        self,
-        embed_weight: torch.Tensor,
-        head_weight: torch.Tensor,
-        *,
-        max_reqs: int,
-        cache_dtype: torch.dtype,
-        device_name: str | None = None,
-        timeout_ms: int = 30_000,
-    ) -> None:
-        self.fused = self.fused_loop(embed_weight, head_weight, max_reqs=max_reqs)
-        self.chain: ChainLauncher | None = None
-        self.max_reqs, self.cache_dtype = max_reqs, cache_dtype
-        self.chain_declined = self.chain_sampler.why_not(
-            embed_weight, head_weight, max_reqs=max_reqs, cache_dtype=cache_dtype, device_name=device_name
-        )
-        if self.chain_declined is None:
-            self.chain = self.chain_sampler(
-                embed_weight,
-                head_weight,
-                max_reqs=max_reqs,
-                cache_dtype=cache_dtype,
-                device_name=device_name,
-                timeout_ms=timeout_ms,
-            )
-        self._told: set[tuple[str, str]] = set()
-        model = self.config.MODEL
-        if self.chain is None:
-            log.info("%s: every batch takes the fused loop: %s", model, self.chain_declined)
-        else:
-            log.info("%s: the chain takes 1 to %d rows, the fused loop the others", model, self.chain.max_rows)
-
-    def path(self, num_reqs: int, base_logits: torch.Tensor | None = None) -> tuple[str, str]:
-        """The kernel that a batch takes, "chain" or "fused", and the reason in words."""
-        if self.chain is None:
-            return "fused", f"no chain: {self.chain_declined}"
-        declined = self.chain.why_not_call(num_reqs, base_logits)
-        if declined is not None:
-            return "fused", f"not this batch: {declined}"
-        return "chain", f"one launch for up to {self.chain.max_rows} request rows"
-
-    def fork_noise(
-        self,
-        idx_mapping: torch.Tensor,
-        sample_pos: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        num_reqs: int,
-    ) -> None:
-        """Draw the chain's noise on a side stream; nothing to do for a batch that the fused loop takes."""
-        if self.chain is not None and self.path(num_reqs)[0] == "chain":
-            self.chain.fork_noise(idx_mapping, sample_pos, temperature, seeds, num_reqs)
-
-    def join_noise(self) -> None:
-        """Make the current stream wait for the forked noise, if any was forked."""
-        if self.chain is not None and self.chain.noise_pending:
-            self.chain.join_noise()
-
-    def sample(
-        self,
-        base_logits: torch.Tensor,
-        input_ids: torch.Tensor,
-        idx_mapping: torch.Tensor,
-        sample_pos: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        logits_cache: torch.Tensor,
-        draft_tokens: torch.Tensor,
-        *,
-        query_per_row: int | None = None,
-    ) -> None:
-        """Draw every draft token of the batch; arguments and errors as for the chain's ``sample``."""
-        rows = base_logits.shape[0]
-        name, reason = self.path(rows, base_logits)
-        if (name, reason) not in self._told:
-            self._told.add((name, reason))
-            log.info("%s: %d rows: %s: %s", self.config.MODEL, rows, name, reason)
-        if query_per_row is None:
-            query_per_row = self.config.QUERY_PER_ROW
-        arguments: Sequence[torch.Tensor] = (
-            base_logits,
-            input_ids,
-            idx_mapping,
-            sample_pos,
-            temperature,
-            seeds,
-            logits_cache,
-            draft_tokens,
-        )
-        if name == "chain" and self.chain is not None:
-            self.chain.sample(*arguments, query_per_row=query_per_row)
-            return
-        if self.chain is not None:
-            self.chain.discard_noise()
-        self.fused.sample(*arguments, query_per_row=query_per_row)
-
-    def warmup(self) -> None:
-        """Compile everything that a later call can need."""
-        self.fused.warmup(cache_dtype=self.cache_dtype)
-        if self.chain is not None:
-            self.chain.warmup()
-
-    def raise_if_failed(self) -> None:
-        """Raise ChainTimeoutError when a chain launch has given up waiting."""
-        if self.chain is not None:
-            self.chain.raise_if_failed()

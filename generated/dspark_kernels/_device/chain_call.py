@@ -1,0 +1,199 @@
+"""One call of the chain kernel: what its tensors must look like, and how its arguments reach the compiled kernel.
+
+Nothing here launches or synchronises; every refusal says what was expected and given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from . import host
+from .host import Expected, Misfit
+
+NOISE_ALIGNMENT = 4  # fp32 values in 16 bytes: a noise row starts on a vector boundary
+OFFSETS = (
+    2**31
+)  # the kernel counts the entries of base logits and noise in 32 bits; half of them leave room for its sums
+SLOT_BYTES = 8  # of an argument in an ArgumentBlock
+NARROW_FIELD, WIDE_FIELD, STREAM_FIELD = "i4x", "q", "Q"  # int32 with padding, int64, CUstream
+
+
+def noise_pitch(vocab_size: int) -> int:
+    """fp32 values from one noise row to the next."""
+    return -(-vocab_size // NOISE_ALIGNMENT) * NOISE_ALIGNMENT
+
+
+def why_noise_too_large(vocab_size: int, samples: int) -> str | None:
+    """Why the noise of so many samples is beyond the kernel's offsets, or None."""
+    entries = samples * noise_pitch(vocab_size)
+    if entries < OFFSETS:
+        return None
+    return f"noise of {samples} samples: expected fewer than {OFFSETS} entries, got {entries}; lower draft.max_rows"
+
+
+class Expectations:
+    """What the tensors of a call must look like, by row count; made once, so that a call only compares.
+
+    Args:
+        config: the model's config.py.
+        device: device of every tensor.
+        max_rows: most request rows of a call.
+        max_reqs: number of request states.
+        cache_dtype: dtype of the logits cache.
+    """
+
+    def __init__(
+        self, config: ModuleType, device: torch.device, *, max_rows: int, max_reqs: int, cache_dtype: torch.dtype
+    ) -> None:
+        steps = config.NUM_STEPS
+        self.device, self.max_rows, self.num_steps, self.width = device, max_rows, steps, config.DRAFT_VOCAB_SIZE
+        self.base_dtypes = tuple(host.DTYPES[name] for name in config.BASE_DTYPES)
+        counts = range(max_rows + 1)
+        self.base_logits = [Expected(self.base_dtypes, (rows, steps, self.width), extendable=(2,)) for rows in counts]
+        self.samples = [Expected((torch.int64,), (rows * steps,), extendable=(0,), contiguous=True) for rows in counts]
+        self.draft_tokens = [Expected((torch.int64,), (rows, steps), extendable=(0,)) for rows in counts]
+        self.temperature = Expected((torch.float32,), (max_reqs,), extendable=(0,), contiguous=True)
+        self.seeds = Expected((torch.int64,), (max_reqs,), extendable=(0,), contiguous=True)
+        self.logits_cache = Expected((cache_dtype,), (max_reqs, steps, config.VOCAB_SIZE), extendable=(0, 2))
+
+    def base_logits_misfit(self, rows: int, base_logits: Any) -> Misfit | None:
+        """Why base logits do not fit a call of ``rows`` rows, or None. Values are not looked at.
+
+        The last entry must lie less than 2^31 entries behind the first. torch has no negative strides.
+        """
+        found = self.base_logits[rows].misfit("base_logits", base_logits, self.device)
+        if found is not None:
+            return found
+        row_stride, pos_stride, _ = base_logits.stride()
+        entries = (rows - 1) * row_stride + (self.num_steps - 1) * pos_stride + self.width
+        if entries < OFFSETS:
+            return None
+        return Misfit(
+            ValueError,
+            f"base_logits: expected a span of fewer than {OFFSETS} entries from the first to the last, got {entries}: "
+            f"{host.describe(base_logits)}",
+        )
+
+    def check_state(
+        self,
+        rows: int,
+        idx_mapping: torch.Tensor,
+        sample_pos: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+    ) -> None:
+        """Check what the noise depends on. Raises TypeError or ValueError."""
+        self.samples[rows].check("idx_mapping", idx_mapping, self.device)
+        self.samples[rows].check("sample_pos", sample_pos, self.device)
+        self.temperature.check("temperature", temperature, self.device)
+        self.seeds.check("seeds", seeds, self.device)
+
+    def check(
+        self,
+        rows: int,
+        base_logits: torch.Tensor,
+        input_ids: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        sample_pos: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        logits_cache: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        query_per_row: int,
+    ) -> None:
+        """Check every argument of a call, as documented at the sampler's ``sample``. Raises TypeError or ValueError."""
+        host.check_int("rows of base_logits", rows, 1, self.max_rows)
+        found = self.base_logits_misfit(rows, base_logits)
+        if found is not None:
+            raise found.error(found.message)
+        host.check_int("query_per_row", query_per_row, 1, (OFFSETS - 1) // max(rows - 1, 1))
+        anchors = Expected((torch.int32,), ((rows - 1) * query_per_row + 1,), (0,), contiguous=True)
+        anchors.check("input_ids", input_ids, self.device)
+        self.check_state(rows, idx_mapping, sample_pos, temperature, seeds)
+        self.logits_cache.check("logits_cache", logits_cache, self.device)
+        self.draft_tokens[rows].check("draft_tokens", draft_tokens, self.device)
+
+
+def call_arguments(
+    rows: int,
+    base_logits: torch.Tensor,
+    input_ids: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    temperature: torch.Tensor,
+    logits_cache: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    query_per_row: int,
+) -> dict[str, int]:
+    """The kernel's arguments that a call brings, by name: device addresses, strides in elements, flags."""
+    base_row_stride, base_pos_stride, _ = base_logits.stride()
+    cache_req_stride, cache_pos_stride, _ = logits_cache.stride()
+    return {
+        "base": base_logits.data_ptr(),
+        "base_row_stride": base_row_stride,
+        "base_pos_stride": base_pos_stride,
+        "base_vector": host.vector_ok(base_logits),
+        "cache": logits_cache.data_ptr(),
+        "cache_req_stride": cache_req_stride,
+        "cache_pos_stride": cache_pos_stride,
+        "cache_vector": host.vector_ok(logits_cache),
+        "input_ids": input_ids.data_ptr(),
+        "query_per_row": query_per_row,
+        "idx_mapping": idx_mapping.data_ptr(),
+        "temperature": temperature.data_ptr(),
+        "draft_tokens": draft_tokens.data_ptr(),
+        "token_stride": draft_tokens.stride(0),
+        "rows": rows,
+    }
+
+
+class Slot:
+    """One argument that lies in memory already. The protocol of CuTe DSL's JitArgument, as far as calls use it."""
+
+    def __init__(self, address: int) -> None:
+        self._pointers = [ctypes.c_void_p(address)]
+
+    def __c_pointers__(self) -> list[ctypes.c_void_p]:
+        """Where the compiled function finds the value."""
+        return self._pointers
+
+
+class ArgumentBlock:
+    """The arguments of a compiled kernel in one piece of memory, written by one ``struct`` call.
+
+    Given plain ints, CuTe DSL makes several objects of each argument in every call, 120 us for the chain's 27. It takes
+    objects with ``__c_pointers__`` as they are: 12 us, and 2 us to fill the block. What remains is its own packing.
+
+    Args:
+        launch: the compiled kernel.
+        names: its arguments in call order, without the stream, which comes last.
+        narrow: the names that are int32; all others are int64.
+    """
+
+    def __init__(self, launch: Callable[..., Any], names: Sequence[str], narrow: Collection[str]) -> None:
+        fields = [NARROW_FIELD if name in narrow else WIDE_FIELD for name in names]
+        # Little-endian without alignment of its own: every field is 8 bytes, an int32 in the first four.
+        self._layout = struct.Struct("<" + "".join([*fields, STREAM_FIELD]))
+        self._memory = ctypes.create_string_buffer(self._layout.size)
+        start = ctypes.addressof(self._memory)
+        self._slots = [Slot(start + SLOT_BYTES * place) for place in range(len(names) + 1)]
+        self._launch, self._names = launch, tuple(names)
+
+    def launch(self, arguments: Mapping[str, int], stream: int) -> None:
+        """Launch on a stream (its CUstream handle). The kernel has copied the block when this returns."""
+        self._layout.pack_into(self._memory, 0, *[arguments[name] for name in self._names], stream)
+        self._launch(*self._slots)
+
+
+class Variant(NamedTuple):
+    """One compiled chain kernel and the device state that belongs to it alone."""
+
+    block: ArgumentBlock
+    ctas: int
+    records: torch.Tensor  # uint64 words, zeroed once: every launch tags its own records
+    epoch: torch.Tensor  # int32 [1], zeroed once, counted by the kernel
