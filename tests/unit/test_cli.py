@@ -131,7 +131,7 @@ def test_diff_against_another_model(sandbox, run) -> None:
 
 def test_plan(run, tmp_path: Path) -> None:
     text = run(0, "plan", "deepseek_v41", "--device", "h200", "--tp", "1,8", "--rows", "1").stdout
-    assert "h200" in text
+    assert "on NVIDIA H200" in text
     json.loads(run(0, "plan", "deepseek_v41", "--json", "-").stdout)
     run(0, "plan", "deepseek_v41", "--svg", str(tmp_path / "plan.svg"))
     assert (tmp_path / "plan.svg").read_text().lstrip().startswith("<svg")
