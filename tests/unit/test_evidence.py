@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from dsparkgen import evidence
 
 NOW, BEFORE, NEVER = "a" * 12, "b" * 12, "c" * 12
