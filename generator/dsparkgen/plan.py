@@ -30,8 +30,6 @@ CHUNK_DIMS = 32  # rank dimensions of a chunk
 SMALLEST_RING = 4
 REFILL_US = 1.5  # from using a ring slot to having its next tile, under load, as measured on an H200
 L2_SHARE = 0.62  # of L2 that streamed tiles can keep: 39 MB of 60 MB on an H200
-L2_KEPT_SHARE = 0.5  # of L2 that tiles are asked to be kept in when not all fit
-THRASHING = 4  # bytes missed for each byte of streamed tiles that L2 cannot keep
 BYTES = {"bf16": 2, "fp32": 4}
 
 
@@ -177,15 +175,14 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
 
 
 def kept_tiles(streamed: int, rank_dim: int, device: DeviceSpec) -> int:
-    """Streamed tiles per CTA for which L2 gets evict_last: all when they fit, else what half of L2 holds."""
+    """Streamed tiles per CTA for which L2 gets evict_last: as many as fit into its share."""
     tile = device.sms * TILE_ROWS * 2 * rank_dim
-    if streamed * tile <= L2_SHARE * device.l2_bytes:
-        return streamed
-    return min(streamed, int(L2_KEPT_SHARE * device.l2_bytes) // tile)
+    return min(streamed, int(L2_SHARE * device.l2_bytes) // tile)
 
 
 def stream_us(streamed: int, ring: int, rank_dim: int, device: DeviceSpec) -> float:
-    """Microseconds that a position's streamed tiles take at least: a slot's refills follow each other, and all share L2.
+    """What a position's streamed tiles cost in microseconds, to compare rings: the refills of a slot follow each other and all share
+    the bandwidths; and bytes in flight delay the exchange between CTAs.
 
     Args:
         streamed: Tiles per CTA that pass through the ring in a position.
@@ -193,10 +190,10 @@ def stream_us(streamed: int, ring: int, rank_dim: int, device: DeviceSpec) -> fl
         rank_dim: Markov rank.
         device: The GPU.
     """
-    moved = streamed * device.sms * TILE_ROWS * 2 * rank_dim
-    missed = min(moved, THRASHING * max(moved - L2_SHARE * device.l2_bytes, 0))
-    bandwidth = (moved - missed) / device.l2_bytes_per_s + missed / device.hbm_bytes_per_s
-    return max(-(-streamed // ring) * REFILL_US, bandwidth * 1e6)
+    tile = device.sms * TILE_ROWS * 2 * rank_dim
+    kept = kept_tiles(streamed, rank_dim, device)
+    moving = (kept * tile / device.l2_bytes_per_s + (streamed - kept) * tile / device.hbm_bytes_per_s) * 1e6
+    return max(-(-streamed // ring) * REFILL_US, moving) + moving
 
 
 def numbers(plan: ModelPlan, line: Any, *, base_dtype: str = "bf16", cache_dtype: str = "bf16") -> Numbers:
@@ -266,7 +263,7 @@ def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
         else "everything stays on the chip",
         "keep": "all streamed tiles fit into L2"
         if placed.keep == n.streamed_tiles
-        else f"half of {device.l2_bytes / 2**20:.0f} MiB of L2; the others are read from memory each position",
+        else f"{L2_SHARE} of {device.l2_bytes / 2**20:.0f} MiB of L2; the others are read from memory each position",
         "shared_bytes": f"of {device.smem_per_block_bytes}",
         "floor_us": f"{n.head_bytes / 1e6:.1f} MB of head and the inputs and outputs once at {device.hbm_bytes_per_s / 1e12:.2f} TB/s, "
         f"{spec.draft.num_steps} barriers of {device.grid_barrier_us} us, {device.launch_us} us of launch",

@@ -66,7 +66,7 @@ tid lane warp cta grid smem rows span streamed resident first_register my_regist
 head embed base base_row_stride base_pos_stride base_vector noise noise_stride cache cache_req_stride cache_pos_stride
 cache_vector input_ids query_per_row idx_mapping temperature_table draft_tokens token_stride records report timeout_ns
 expected epoch first_column first_token bars embedding_stage embedding parked inputs stage_slot fragment
-phase fragments best
+places phase fragments best
 """
 Context = namedtuple("Context", CONTEXT.split())
 
@@ -95,7 +95,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
     def finish_tile(self, c, step: Int32, tile: Int32, acc):
         """logit = round(base + bias) into the cache, score against the lane's best so far."""
         biases = head_tiles.biases(self.rows, c.lane, acc)
-        lane = ptx.opaque(c.lane)  # else every tile's addresses of the lane's entries live in registers throughout
+        lane = ptx.opaque(c.lane) if cutlass.const_expr(self.wide) else c.lane
         row, column = head_tiles.bias_row(self.rows, lane), head_tiles.bias_entry(self.rows, lane)
         for h in cutlass.range_constexpr(self.lane_rows):
             if row + h < c.rows:
@@ -137,8 +137,9 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
     # ---- one position
 
     @cute.jit
-    def begin_position(self, c):
-        """No candidate yet."""
+    def begin_position(self, c, step: Int32):
+        """No candidate yet; inputs are fetched for the next position from here on."""
+        self.keep_input_places(c, step + 1)
         for h in cutlass.range_constexpr(self.lane_rows):
             c.best[2 * h] = Uint32(0)
             c.best[2 * h + 1] = Uint32(0)
@@ -310,6 +311,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             inputs=smem + shared.inputs,
             stage_slot=self.stage_slot + (warp + (-self.stage_slot) % line.warps) % line.warps,
             fragment=head_tiles.fragment_offset(self.tile, lane),
+            places=cute.make_rmem_tensor(cute.make_layout(chain_inputs.PLACES), Uint32),
             phase=cute.make_rmem_tensor(cute.make_layout(1), Uint32),
             fragments=cute.make_rmem_tensor(cute.make_layout(max(self.register_words, 1)), Uint32),
             best=cute.make_rmem_tensor(cute.make_layout(2 * self.lane_rows), Uint32),
@@ -341,6 +343,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         self.load_row_table(c)
         if warp < self.rows:
             self.fetch_embedding(c, warp, self.load_anchor(c, warp))
+        self.keep_input_places(c, Int32(0))
         self.fetch_all_inputs(c, Int32(0))
         ptx.copy_async_wait()
         cute.arch.sync_threads()  # embeddings, row table and inputs of position 0 are there
@@ -348,7 +351,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             self.load_register_tiles(c)
 
         for step in cutlass.range(NUM_STEPS, unroll=1):
-            self.begin_position(c)
+            self.begin_position(c, step)
             self.multiply_tiles(c, step)
             self.reduce_warp(c)
             cute.arch.sync_threads()  # all keys are there; the embeddings have been read

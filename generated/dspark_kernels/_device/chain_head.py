@@ -26,6 +26,9 @@ class Head:
     def __init__(self, line: plan_line.PlanLine, rank_dim: int, num_steps: int, base_bytes: int) -> None:
         self.line = line
         self.rows = line.row_slots
+        self.wide = (
+            line.row_slots == head_tiles.WIDE_ROWS
+        )  # two MMAs a chunk: registers are scarce, addresses computed anew
         self.num_steps = num_steps
         self.tile = head_tiles.TileShape(rank_dim)
         self.residency = plan_line.residency(line, base_bytes)

@@ -14,6 +14,8 @@ LANES = 32
 TILE_ROWS = plan_line.TILE_ROWS
 NOISE_BYTES = plan_line.NOISE_BYTES
 PIECE = 16  # bytes that one lane copies at once
+PLACES = 4  # words of locate_inputs
+NOTHING = -1  # target of a lane that copies nothing
 NOISE_PIECES = TILE_ROWS * NOISE_BYTES // PIECE  # of a tile and row
 
 
@@ -46,40 +48,59 @@ class Inputs:
 
     # ---- noise and base logits
 
+    def locate_inputs(self, c, lane: Int32, step: Int32) -> list[Uint32]:
+        """What a lane copies of each tile, 16 bytes of noise and 16 of base logits: sources of tile 0 in pieces from the arrays'
+        start (32 bits are enough for these), and targets in its staging; a lane with nothing to copy has target NOTHING."""
+        row, piece = lane // NOISE_PIECES, lane % NOISE_PIECES
+        at = Uint32((row * self.num_steps + step) * Int32(c.noise_stride) + c.first_column)
+        noise_source = at // Uint32(PIECE // NOISE_BYTES) + Uint32(piece)
+        noise_target = ptx.select(row < c.rows, row * self.stage_bytes + piece * PIECE, Int32(NOTHING))
+        row, piece = lane // self.base_pieces, lane % self.base_pieces
+        at = Uint32(row) * Uint32(c.base_row_stride) + Uint32(step) * Uint32(c.base_pos_stride) + Uint32(c.first_column)
+        base_source = at // Uint32(PIECE // self.base_bytes) + Uint32(piece)
+        base_target = row * self.stage_bytes + TILE_ROWS * NOISE_BYTES + piece * PIECE
+        base_target = ptx.select((row < c.rows) & (c.base_vector != 0), base_target, Int32(NOTHING))
+        return [noise_source, Uint32(noise_target), base_source, Uint32(base_target)]
+
+    def keep_input_places(self, c, step: Int32) -> None:
+        """Narrow builds keep locate_inputs of a position in registers; builds with 8 row slots have none to spare."""
+        if not self.wide:
+            for i, x in enumerate(self.locate_inputs(c, c.lane, step)):
+                c.places[i] = x
+
     @cute.jit
     def fetch_inputs(self, c, tile: Int32, step: Int32):
-        """Starts copying a tile's noise and base logits of one position into their staging. The warp that owns the tile.
-
-        A lane copies 16 bytes of each. Its source is counted in pieces from the array's start, so that 32 bits are enough, and is
-        computed anew for each tile: kept, it would take registers from the head.
-        """
-        lane = ptx.opaque(c.lane)
-        staged = c.inputs + tile * (self.rows * self.stage_bytes)
-        column = c.first_column + tile * TILE_ROWS
-        row, piece = lane // NOISE_PIECES, lane % NOISE_PIECES
-        if row < c.rows:
-            at = Uint32((row * self.num_steps + step) * Int32(c.noise_stride) + column)
-            self.copy_piece(c, staged + row * self.stage_bytes, c.noise, at, NOISE_BYTES, piece, tile)
-        if c.base_vector != 0:
-            row, piece = lane // self.base_pieces, lane % self.base_pieces
-            if row < c.rows:
-                at = Uint32(row) * Uint32(c.base_row_stride) + Uint32(step) * Uint32(c.base_pos_stride) + Uint32(column)
-                target = staged + row * self.stage_bytes + TILE_ROWS * NOISE_BYTES
-                self.copy_piece(c, target, c.base, at, self.base_bytes, piece, tile)
+        """Starts copying a tile's noise and base logits of one position into their staging. The warp that owns the tile."""
+        if cutlass.const_expr(self.wide):
+            places = self.locate_inputs(c, ptx.opaque(c.lane), step)
         else:
+            places = [c.places[i] for i in range(PLACES)]
+        staged = c.inputs + tile * (self.rows * self.stage_bytes)
+        self.copy_piece(c, staged, places[1], c.noise, places[0], tile, NOISE_BYTES)
+        self.copy_piece(c, staged, places[3], c.base, places[2], tile, self.base_bytes)
+        if c.base_vector == 0:
             self.copy_base(c, tile, step)
 
     @cute.jit
     def copy_piece(
-        self, c, staged, array: Int64, at: Uint32, entry_bytes: cutlass.Constexpr, piece: Int32, tile: Int32
+        self,
+        c,
+        staged: Int32,
+        target: Uint32,
+        array: Int64,
+        source: Uint32,
+        tile: Int32,
+        entry_bytes: cutlass.Constexpr,
     ):
-        """Starts copying the lane's 16 bytes of 16 entries that begin `at` entries, a multiple of 16 bytes, into the array."""
-        source = array + Int64(at // Uint32(PIECE // entry_bytes) + Uint32(piece)) * PIECE
-        if cutlass.const_expr(self.line.partial):
-            left = (c.span - tile * TILE_ROWS) * entry_bytes - piece * PIECE
-            ptx.copy_async_16_of(staged + piece * PIECE, source, cutlass.max(cutlass.min(left, PIECE), 0))
-        else:
-            ptx.copy_async_16(staged + piece * PIECE, source)
+        """Starts copying the lane's 16 bytes of a tile from one of the two arrays."""
+        pieces = TILE_ROWS * entry_bytes // PIECE
+        if Int32(target) != NOTHING:
+            address = array + Int64(source + Uint32(tile * pieces)) * PIECE
+            if cutlass.const_expr(self.line.partial):
+                left = (c.span - tile * TILE_ROWS) * entry_bytes - c.lane % pieces * PIECE
+                ptx.copy_async_16_of(staged + Int32(target), address, cutlass.max(cutlass.min(left, PIECE), 0))
+            else:
+                ptx.copy_async_16(staged + Int32(target), address)
 
     @cute.jit
     def copy_base(self, c, tile: Int32, step: Int32):
