@@ -249,6 +249,19 @@ def list_builds(
     return builds
 
 
+def stale_kernels(root: Path, builds: Sequence[Build]) -> list[str]:
+    """The kernels, as "model/kernel", whose code is not the one that docs/resources.md was written for."""
+    page = (root / RESOURCES).read_text() if (root / RESOURCES).exists() else ""
+    sections = {section.split("\n", 1)[0]: section for section in page.split("\n## ")}
+    return sorted(
+        {
+            f"{build.model}/{build.kernel}"
+            for build in builds
+            if f"{build.kernel} `{build.inputs}`" not in sections.get(build.model, "")
+        }
+    )
+
+
 def run_compile(
     root: Path,
     models: Sequence[str] = (),
@@ -264,7 +277,7 @@ def run_compile(
         models: Model names; empty for every spec.
         archs: Archs to compile for; None for those that each spec names.
         all_: Every plan line, dtype pair and device instead of the default set. Without a choice of models and archs this also
-            rewrites docs/resources.md.
+            rewrites docs/resources.md, unless a build failed.
         json_path: Where to write the figures as JSON.
         jobs: Processes at a time; None for one a core.
 
@@ -313,12 +326,18 @@ def run_compile(
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(to_json(builds, records, compilers), indent=1) + "\n")
     faults = find_faults(builds, records)
-    if all_ and not (models or archs or faults or missing):
+    failed = any("error" in record for record in records)
+    if all_ and not (models or archs or failed or missing):
         (root / RESOURCES).write_text(to_markdown(builds, records, compilers))
     for text in faults:
         progress.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
     kept = sum(record.get("cached", False) for record in records)
     progress.print(f"{len(builds)} builds, {kept} of them from the cache, {len(faults)} at fault", highlight=False)
+    earlier = stale_kernels(root, builds)
+    if earlier:
+        progress.print(
+            f"{RESOURCES} is of earlier code of {', '.join(earlier)}: dsparkgen compile --all", highlight=False
+        )
     for name in missing:
         progress.print(
             f"{name} is not installed: its kernels were not compiled (pip install 'dsparkgen[cuda]')",

@@ -95,7 +95,7 @@ def find_faults(builds: Sequence[Build], records: Sequence[Record]) -> list[str]
 
 
 def to_markdown(builds: Sequence[Build], records: Sequence[Record], compilers: Sequence[str]) -> str:
-    """docs/resources.md: one row a kernel, device and TP size. Builds that failed are left out: no page is written with one."""
+    """docs/resources.md: one row a kernel, device and TP size. Every build must have compiled."""
     slots = sorted({build.row_slots for build in builds if build.row_slots is not None})
     introduction = PAGE_INTRODUCTION.format(slots=", ".join(map(str, slots)), compilers=" and ".join(compilers))
     return introduction + "".join(_page_sections(list(zip(builds, records, strict=True))))
