@@ -42,7 +42,7 @@ compile: $(STAMP) ## the resource table of every kernel, for every arch
 
 docs: $(STAMP) ## rewrite what the pages take from code and recorded runs
 	@$(BIN)/python -m dsparkgen.reference docs/spec-reference.md
-	@$(BIN)/python -m dsparkgen.timings README.md
+	@$(BIN)/python -m dsparkgen.readme README.md
 
 format: $(STAMP) ## ruff format over the hand-written Python
 	@$(BIN)/ruff format generator templates tests

@@ -1,4 +1,4 @@
-"""The pages point to files that exist, and quote timings only from recorded runs of the checked-in kernels."""
+"""The pages point to files that exist; the README quotes today's plan, and timings only from runs of the checked-in kernels."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsparkgen import evidence, timings
+from dsparkgen import evidence, readme
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,9 +32,9 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_readme_quotes_the_recorded_runs_and_no_others() -> None:
+def test_readme_shows_the_plan_and_the_recorded_runs_of_today() -> None:
     text = (ROOT / "README.md").read_text()
-    assert text == timings.fill(text, ROOT), "run `make docs`"
+    assert text == readme.fill(text, ROOT), "run `make docs`"
 
 
 def recorded(root: Path, inputs: str) -> None:
@@ -46,14 +46,14 @@ def recorded(root: Path, inputs: str) -> None:
 
 def test_a_current_run_is_quoted(tmp_path: Path) -> None:
     recorded(tmp_path, "a" * 12)
-    text = timings.timings(tmp_path)
+    text = readme.timings(tmp_path)
     assert "m on h200" in text
     assert "| 1000 | 5 | 8 | 100.0 | 80.0 | 25.0 | 4.0 | 20.0 | 50 % |" in text
 
 
 def test_a_run_of_earlier_code_is_not_quoted(tmp_path: Path) -> None:
     recorded(tmp_path, "b" * 12)
-    assert timings.timings(tmp_path) == timings.NO_RUN
+    assert readme.timings(tmp_path) == readme.NO_RUN
 
 
 def test_an_edited_run_is_refused(tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ def test_an_edited_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "benchmarks" / "results" / "h200" / "m.json"
     path.write_text(path.read_text().replace("25.0", "15.0"))
     with pytest.raises(evidence.EvidenceError, match="seal"):
-        timings.timings(tmp_path)
+        readme.timings(tmp_path)
 
 
-def test_a_page_without_a_place_for_timings_is_an_error(tmp_path: Path) -> None:
+def test_a_page_without_a_place_for_a_part_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got a page without"):
-        timings.fill("# no place\n", tmp_path)
+        readme.fill("# no place\n", tmp_path)

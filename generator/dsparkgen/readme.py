@@ -1,19 +1,29 @@
-"""The timing tables of README.md, written from recorded runs of the kernels that are checked in.
+"""The parts of README.md that are written from the repository: a plan, and the timings of recorded runs.
 
-python -m dsparkgen.timings README.md
+python -m dsparkgen.readme README.md
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dsparkgen.device import load_devices
 from dsparkgen.evidence import verified_rows
+from dsparkgen.plan import plan_model, render_text
+from dsparkgen.spec import read_spec
 from dsparkgen.tree import read_manifest
 
-BEGIN = "<!-- timings: written by `make docs` from benchmarks/results -->\n"
-END = "<!-- end of timings -->\n"
+MODEL, DEVICE, ROWS = "deepseek_v41", "h200", (1, 8)
 NO_RUN = "No run of the checked-in kernels is recorded yet.\n"
+
+
+def plan(root: Path) -> str:
+    """The residency table of one model on one GPU, as an indented block. Raises InvalidFile for an invalid spec or device."""
+    spec = read_spec(root / "specs" / f"{MODEL}.toml")
+    text = render_text(plan_model(spec, load_devices(root)), DEVICE, spec.parallel.tp, ROWS)
+    table = text.split("\n\nWhy")[0]
+    return "".join(f"    {line}".rstrip() + "\n" for line in table.splitlines())
 
 
 def timings(root: Path) -> str:
@@ -31,12 +41,18 @@ def timings(root: Path) -> str:
     return "\n".join(sections) or NO_RUN
 
 
-def fill(text: str, root: Path) -> str:
-    """A page with its timing tables brought up to date. Raises ValueError where the page has no place for them."""
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"expected the lines {BEGIN.strip()!r} and {END.strip()!r}, got a page without")
-    before, rest = text.split(BEGIN, 1)
-    return before + BEGIN + timings(root) + END + rest.split(END, 1)[1]
+PARTS: Mapping[str, Callable[[Path], str]] = {"plan": plan, "timings": timings}
+
+
+def fill(text: str, root: Path, parts: Mapping[str, Callable[[Path], str]] = PARTS) -> str:
+    """A page with its parts brought up to date. Raises ValueError where the page has no place for one."""
+    for name, write in parts.items():
+        begin, end = f"<!-- {name}: written by `make docs` -->\n", f"<!-- end of {name} -->\n"
+        if begin not in text or end not in text:
+            raise ValueError(f"expected the lines {begin.strip()!r} and {end.strip()!r}, got a page without")
+        before, rest = text.split(begin, 1)
+        text = before + begin + write(root) + end + rest.split(end, 1)[1]
+    return text
 
 
 def _table(device: str, model: str, rows: list[Mapping[str, Any]]) -> Iterator[str]:
@@ -46,15 +62,8 @@ def _table(device: str, model: str, rows: list[Mapping[str, Any]]) -> Iterator[s
     for row in sorted(rows, key=lambda row: (row["vocab_size"], row["num_steps"], row["rows"])):
         times = [f"{row[key]:.1f}" for key in ("eager_us", "fused_us", "call_us")]
         ratio, floor = row["eager_us"] / row["call_us"], 100 * row["floor_us"] / row["us"]
-        cells = [
-            row["vocab_size"],
-            row["num_steps"],
-            row["rows"],
-            *times,
-            f"{ratio:.1f}",
-            f"{row['us']:.1f}",
-            f"{floor:.0f} %",
-        ]
+        alone = [f"{row['us']:.1f}", f"{floor:.0f} %"]
+        cells = [row["vocab_size"], row["num_steps"], row["rows"], *times, f"{ratio:.1f}", *alone]
         yield f"| {' | '.join(map(str, cells))} |\n"
 
 
