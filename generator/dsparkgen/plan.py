@@ -28,6 +28,7 @@ ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
 TILE_ROWS = 16
 CHUNK_DIMS = 32  # rank dimensions of a chunk
 SMALLEST_RING = 4
+STAGED_TILES = {1: 4, 2: 4, 4: 4, 8: 3}  # by row slots: tiles whose inputs a warp stages, about 2 us of work
 REFILL_US = 1.5  # from using a ring slot to having its next tile, under load, as measured on an H200
 L2_SHARE = 0.62  # of L2 that streamed tiles can keep: 39 MB of 60 MB on an H200
 BYTES = {"bf16": 2, "fp32": 4}
@@ -121,7 +122,7 @@ def _lines(spec: ModelSpec, devices: Mapping[str, DeviceSpec]) -> Iterator[Any]:
 def _plan(spec: ModelSpec, device: DeviceSpec, tp: int, row_slots: int) -> Any | None:
     """The plan line of that key, or None when nothing fits."""
     width = _shard(spec, tp)
-    none = Residency(0, 0, 0, 0, 0)
+    none = Residency(0, 0, 0, 0, 0, 0)
     line = PlanLine(
         device=device.name,
         tp=tp,
@@ -152,22 +153,24 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
     fewer = FEWER_REGISTER_CHUNKS.get(device.arch, 0)
     budget = REGISTER_CHUNKS - (2 * fewer if line.row_slots == WIDE_ROWS else fewer)
 
+    ahead = min(STAGED_TILES[line.row_slots], -(-line.tiles // line.warps))
+
     def fits(x: Any) -> bool:
         return shared_bytes(line._replace(**{base_dtype: x}), spec, base_dtype) <= device.smem_per_block_bytes
 
     for tiles in range(min(-(-budget // chunks), -(-line.tiles // WARPS)), -1, -1):
         need = max(line.tiles - tiles * line.warps, 0)
         in_registers = min(chunks, budget // tiles) if tiles else 0
-        if fits(Residency(tiles, in_registers, need, 0, 0)):
-            return Residency(tiles, in_registers, need, 0, 0)
+        if fits(Residency(tiles, in_registers, need, 0, ahead, 0)):
+            return Residency(tiles, in_registers, need, 0, ahead, 0)
         found = []
         for ring in range(SMALLEST_RING, line.warps + 1):
             for resident in range(need - ring, -1, -1):
-                if fits(Residency(tiles, in_registers, resident, ring, 0)):
+                if fits(Residency(tiles, in_registers, resident, ring, ahead, 0)):
                     streamed = need - resident
                     keep = kept_tiles(streamed, spec.markov.rank_dim, device)
                     us = stream_us(streamed, ring, spec.markov.rank_dim, device)
-                    found.append((us, streamed, Residency(tiles, in_registers, resident, ring, keep)))
+                    found.append((us, streamed, Residency(tiles, in_registers, resident, ring, ahead, keep)))
                     break
         if found:
             return min(found)[2]

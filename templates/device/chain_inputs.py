@@ -1,7 +1,7 @@
 """What the chain kernel reads beside the head: noise and base logits of each tile, the rows' states, the Markov embeddings.
 
-Noise and base logits of a tile are copied for the next position as soon as the warp that owns the tile has used those of this one,
-so that they neither wait for the exchange between CTAs nor delay it.
+A warp stages the noise and base logits of its next few tiles, across positions: whenever it has finished a tile, it starts copying
+those of the tile `ahead` further on in its order. So they neither wait for the exchange between CTAs nor delay it in a burst.
 """
 
 import cutlass
@@ -48,38 +48,42 @@ class Inputs:
 
     # ---- noise and base logits
 
-    def locate_inputs(self, c, lane: Int32, step: Int32) -> list[Uint32]:
-        """What a lane copies of each tile, 16 bytes of noise and 16 of base logits: sources of tile 0 in pieces from the arrays'
-        start (32 bits are enough for these), and targets in its staging; a lane with nothing to copy has target NOTHING."""
+    def locate_inputs(self, c, lane: Int32) -> list[Uint32]:
+        """What a lane copies of each tile, 16 bytes of noise and 16 of base logits: sources of tile 0 at position 0 in pieces from the
+        arrays' start (32 bits are enough for these), and targets in the staging; a lane with nothing to copy has target NOTHING."""
         row, piece = lane // NOISE_PIECES, lane % NOISE_PIECES
-        at = Uint32((row * self.num_steps + step) * Int32(c.noise_stride) + c.first_column)
+        at = Uint32(row * self.num_steps * Int32(c.noise_stride) + c.first_column)
         noise_source = at // Uint32(PIECE // NOISE_BYTES) + Uint32(piece)
         noise_target = ptx.select(row < c.rows, row * self.stage_bytes + piece * PIECE, Int32(NOTHING))
         row, piece = lane // self.base_pieces, lane % self.base_pieces
-        at = Uint32(row) * Uint32(c.base_row_stride) + Uint32(step) * Uint32(c.base_pos_stride) + Uint32(c.first_column)
+        at = Uint32(row) * Uint32(c.base_row_stride) + Uint32(c.first_column)
         base_source = at // Uint32(PIECE // self.base_bytes) + Uint32(piece)
         base_target = row * self.stage_bytes + TILE_ROWS * NOISE_BYTES + piece * PIECE
         base_target = ptx.select((row < c.rows) & (c.base_vector != 0), base_target, Int32(NOTHING))
         return [noise_source, Uint32(noise_target), base_source, Uint32(base_target)]
 
-    def keep_input_places(self, c, step: Int32) -> None:
-        """Narrow builds keep locate_inputs of a position in registers; builds with 8 row slots have none to spare."""
+    def keep_input_places(self, c) -> None:
+        """Narrow builds keep locate_inputs in registers; builds with 8 row slots have none to spare."""
         if not self.wide:
-            for i, x in enumerate(self.locate_inputs(c, c.lane, step)):
+            for i, x in enumerate(self.locate_inputs(c, c.lane)):
                 c.places[i] = x
 
     @cute.jit
-    def fetch_inputs(self, c, tile: Int32, step: Int32):
-        """Starts copying a tile's noise and base logits of one position into their staging. The warp that owns the tile."""
-        if cutlass.const_expr(self.wide):
-            places = self.locate_inputs(c, ptx.opaque(c.lane), step)
-        else:
-            places = [c.places[i] for i in range(PLACES)]
-        staged = c.inputs + tile * (self.rows * self.stage_bytes)
-        self.copy_piece(c, staged, places[1], c.noise, places[0], tile, NOISE_BYTES)
-        self.copy_piece(c, staged, places[3], c.base, places[2], tile, self.base_bytes)
-        if c.base_vector == 0:
-            self.copy_base(c, tile, step)
+    def fetch_inputs(self, c, tile: Int32, step: Int32, stage: Int32):
+        """Starts copying a tile's noise and base logits of one position into one of the warp's stages; one copy group."""
+        if step < self.num_steps:
+            if cutlass.const_expr(self.wide):
+                places = self.locate_inputs(c, ptx.opaque(c.lane))
+            else:
+                places = [c.places[i] for i in range(PLACES)]
+            staged = c.inputs + stage * (self.rows * self.stage_bytes)
+            noise = Uint32(step * Int32(c.noise_stride)) // Uint32(PIECE // NOISE_BYTES)
+            self.copy_piece(c, staged, places[1], c.noise, places[0] + noise, tile, NOISE_BYTES)
+            base = Uint32(step) * Uint32(c.base_pos_stride) // Uint32(PIECE // self.base_bytes)
+            self.copy_piece(c, staged, places[3], c.base, places[2] + base, tile, self.base_bytes)
+            if c.base_vector == 0:
+                self.copy_base(c, tile, step, staged)
+        ptx.copy_async_commit()
 
     @cute.jit
     def copy_piece(
@@ -103,7 +107,34 @@ class Inputs:
                 ptx.copy_async_16(staged + Int32(target), address)
 
     @cute.jit
-    def copy_base(self, c, tile: Int32, step: Int32):
+    def fetch_first_inputs(self, c):
+        """fetch_inputs of the warp's first tiles of position 0."""
+        for item in cutlass.range(c.ahead, unroll=1):
+            self.fetch_inputs(c, self.tile_of(c, item), Int32(0), item)
+
+    @cute.jit
+    def fetch_inputs_ahead(self, c, item: Int32, step: Int32):
+        """After the warp's `item`-th tile: fetch_inputs of the tile `ahead` further on, into the stage that is free now."""
+        cute.arch.sync_warp()  # every lane has read this stage
+        after, position = item + c.ahead, step
+        if after >= c.items:
+            after -= c.items
+            position = step + 1
+        self.fetch_inputs(c, self.tile_of(c, after), position, c.stage[0])
+        c.stage[0] = c.stage[0] + 1
+        if c.stage[0] == c.ahead:
+            c.stage[0] = Int32(0)
+
+    @cute.jit
+    def wait_inputs(self, c):
+        """Waits for the inputs of the tile whose turn it is: all but the `ahead - 1` newest groups have arrived."""
+        for ahead in cutlass.range_constexpr(1, self.residency.ahead + 1):
+            if c.ahead == ahead:
+                ptx.copy_async_wait(ahead - 1)
+        cute.arch.sync_warp()  # what the other lanes copied is there
+
+    @cute.jit
+    def copy_base(self, c, tile: Int32, step: Int32, staged: Int32):
         """Base logits that are not aligned to 16 bytes, entry by entry. Offsets are 32-bit counts of entries, as the launcher checks."""
         column = Uint32(c.first_column + tile * TILE_ROWS) + Uint32(step) * Uint32(c.base_pos_stride)
         for j in cutlass.range_constexpr((self.rows * TILE_ROWS + LANES - 1) // LANES):
@@ -112,21 +143,11 @@ class Inputs:
                 source = (
                     c.base + Int64(Uint32(row) * Uint32(c.base_row_stride) + column + Uint32(entry)) * self.base_bytes
                 )
-                staged = c.inputs + (tile * self.rows + row) * self.stage_bytes
-                target = staged + TILE_ROWS * NOISE_BYTES + entry * self.base_bytes
+                target = staged + row * self.stage_bytes + TILE_ROWS * NOISE_BYTES + entry * self.base_bytes
                 if cutlass.const_expr(self.base_bytes == 2):
                     ptx.sts_u16(target, ptx.ldg_u16(source))
                 else:
                     ptx.sts_b32(target, ptx.ldg_b32(source))
-
-    @cute.jit
-    def fetch_all_inputs(self, c, step: Int32):
-        """fetch_inputs of every tile of the warp."""
-        for i in cutlass.range(c.my_register, unroll=1):
-            self.fetch_inputs(c, c.first_register + i * self.line.warps, step)
-        for it in cutlass.range(c.my_streamed + c.my_resident, unroll=1):
-            tile, _, _ = self.shared_tile(c, it)
-            self.fetch_inputs(c, tile, step)
 
     def load_bf16(self, address: Int32) -> list[Float32]:
         """The lane's bf16 entries of one row, as fp32."""

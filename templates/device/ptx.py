@@ -65,9 +65,15 @@ def copy_async_16_of(dst: Int32, src: Int64, nbytes: Int32, *, loc=None, ip=None
 
 
 @dsl_user_op
-def copy_async_wait(*, loc=None, ip=None) -> None:
-    """Waits for all copy_async of this thread; other threads need a barrier on top."""
-    _asm(None, [], "cp.async.wait_all;", "", loc=loc, ip=ip)
+def copy_async_commit(*, loc=None, ip=None) -> None:
+    """Makes a group of this thread's copy_async since the last commit; it may be empty."""
+    _asm(None, [], "cp.async.commit_group;", "", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def copy_async_wait(pending: int, *, loc=None, ip=None) -> None:
+    """Waits until at most `pending` of this thread's newest groups are under way; other threads need a barrier on top."""
+    _asm(None, [], f"cp.async.wait_group {pending};", "", loc=loc, ip=ip)
 
 
 @dsl_user_op

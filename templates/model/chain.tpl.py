@@ -65,7 +65,7 @@ CONTEXT = """
 tid lane warp cta grid smem rows span streamed resident first_register my_register my_resident my_streamed ring_slots
 head embed base base_row_stride base_pos_stride base_vector noise noise_stride cache cache_req_stride cache_pos_stride
 cache_vector input_ids query_per_row idx_mapping temperature_table draft_tokens token_stride records report timeout_ns
-expected epoch first_column first_token bars embedding_stage embedding parked inputs stage_slot fragment
+expected epoch first_column first_token bars embedding_stage embedding parked inputs items ahead stage stage_slot fragment
 places phase fragments best
 """
 Context = namedtuple("Context", CONTEXT.split())
@@ -92,26 +92,25 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
     # ---- a tile's 16 entries of each row: cache and candidates
 
     @cute.jit
-    def finish_tile(self, c, step: Int32, tile: Int32, acc):
+    def finish_tile(self, c, step: Int32, item: Int32, tile: Int32, acc):
         """logit = round(base + bias) into the cache, score against the lane's best so far."""
+        self.wait_inputs(c)
         biases = head_tiles.biases(self.rows, c.lane, acc)
         lane = ptx.opaque(c.lane) if cutlass.const_expr(self.wide) else c.lane
         row, column = head_tiles.bias_row(self.rows, lane), head_tiles.bias_entry(self.rows, lane)
         for h in cutlass.range_constexpr(self.lane_rows):
             if row + h < c.rows:
-                self.finish_entries(c, step, tile, h, row + h, column, biases[h])
-        if step + 1 < NUM_STEPS:
-            cute.arch.sync_warp()  # every lane has read this tile's inputs
-            self.fetch_inputs(c, tile, step + 1)
+                self.finish_entries(c, step, tile, c.stage[0], h, row + h, column, biases[h])
+        self.fetch_inputs_ahead(c, item, step)
 
     @cute.jit
-    def finish_entries(self, c, step: Int32, tile: Int32, h: cutlass.Constexpr, row: Int32, column: Int32, bias):
+    def finish_entries(self, c, step: Int32, tile: Int32, stage: Int32, h: cutlass.Constexpr, row: Int32, column: Int32, bias):
         """The lane's entries of its row h."""
         at = tile * TILE_ROWS + column  # from the CTA's first column
         entry = (row * NUM_STEPS + step) * plan_line.ROW_TABLE_BYTES
         address_lo, address_hi, temperature_bits, stores = ptx.lds_b128(c.smem + self.shared.row_table + entry)
         temperature = ptx.float_of(temperature_bits)
-        staged = c.inputs + (tile * self.rows + row) * self.stage_bytes
+        staged = c.inputs + (stage * self.rows + row) * self.stage_bytes
         noise = self.load_fp32(staged + column * NOISE_BYTES)
         base_address = staged + TILE_ROWS * NOISE_BYTES + column * self.base_bytes
         base = self.load_bf16(base_address) if cutlass.const_expr(self.base_bytes == 2) else self.load_fp32(base_address)
@@ -137,37 +136,40 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
     # ---- one position
 
     @cute.jit
-    def begin_position(self, c, step: Int32):
-        """No candidate yet; inputs are fetched for the next position from here on."""
-        self.keep_input_places(c, step + 1)
+    def begin_position(self, c):
+        """No candidate yet."""
         for h in cutlass.range_constexpr(self.lane_rows):
             c.best[2 * h] = Uint32(0)
             c.best[2 * h + 1] = Uint32(0)
 
     @cute.jit
     def multiply_tiles(self, c, step: Int32):
-        """All tiles of the warp, in the order that chain_head.LEAD says."""
+        """All tiles of the warp, in the order of chain_head.tile_of."""
         if cutlass.const_expr(self.ring > 0):
-            for it in cutlass.range(cutlass.max(c.my_streamed + c.my_resident, c.my_register), unroll=1):
-                self.do_register_tiles(c, step, it, 1)
-                if it < c.my_streamed + c.my_resident:
-                    self.do_shared_tile(c, step, it)
+            item = Int32(0)
+            for turn in cutlass.range(cutlass.max(c.my_streamed + c.my_resident, c.my_register), unroll=1):
+                if turn < c.my_register:
+                    self.do_register_tiles(c, step, item, turn, 1)
+                    item += 1
+                if turn < c.my_streamed + c.my_resident:
+                    self.do_shared_tile(c, step, item, turn)
+                    item += 1
         else:
-            self.do_register_tiles(c, step, Int32(0), self.residency.register_tiles)
+            self.do_register_tiles(c, step, Int32(0), Int32(0), self.residency.register_tiles)
             for it in cutlass.range(c.my_resident, unroll=1):
-                self.do_shared_tile(c, step, it)
+                self.do_shared_tile(c, step, c.my_register + it, it)
 
     @cute.jit
-    def do_register_tiles(self, c, step: Int32, first: Int32, count: cutlass.Constexpr):
+    def do_register_tiles(self, c, step: Int32, item: Int32, first: Int32, count: cutlass.Constexpr):
         """`count` register tiles of the warp from its `first` on."""
         for i in cutlass.range_constexpr(self.residency.register_tiles):
             if (i >= first) & (i < first + count) & (i < c.my_register):
                 acc = self.multiply_register_tile(c, i)
                 tile = ptx.opaque(c.first_register + i * self.line.warps)  # else its addresses fill registers in all positions
-                self.finish_tile(c, step, tile, acc)
+                self.finish_tile(c, step, item + i - first, tile, acc)
 
     @cute.jit
-    def do_shared_tile(self, c, step: Int32, it: Int32):
+    def do_shared_tile(self, c, step: Int32, item: Int32, it: Int32):
         """The warp's it-th tile in shared memory."""
         tile, slot, streamed = self.shared_tile(c, it)
         if streamed | (step == 0):
@@ -176,7 +178,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         if cutlass.const_expr(self.ring > 0):
             if streamed:
                 self.refill(c, step, slot, tile)
-        self.finish_tile(c, step, tile, acc)
+        self.finish_tile(c, step, item, tile, acc)
 
     @cute.jit
     def reduce_warp(self, c):
@@ -293,6 +295,8 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             ring_slots, my_streamed = Int32(1), (streamed - warp + self.ring - 1) // self.ring
         my_resident = (self.ring + resident - warp + line.warps - 1) // line.warps - ring_slots
 
+        items = my_register + my_streamed + my_resident
+
         c = Context(
             tid=tid, lane=lane, warp=warp, cta=cta, grid=grid, smem=smem, rows=rows, span=span,
             streamed=streamed, resident=resident, first_register=first_register, my_register=my_register,
@@ -308,7 +312,9 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             embedding_stage=smem + shared.embedding,
             embedding=smem + shared.embedding + head_tiles.embedding_offset(self.rows, self.embed_half, lane),
             parked=smem + shared.parked + warp * (self.residency.register_tiles * self.parked_chunks * TILE_ROWS * 64) + lane * 16,
-            inputs=smem + shared.inputs,
+            inputs=smem + shared.inputs + warp * (self.residency.ahead * self.rows * self.stage_bytes),
+            items=items, ahead=cutlass.min(items, self.residency.ahead),
+            stage=cute.make_rmem_tensor(cute.make_layout(1), Int32),
             stage_slot=self.stage_slot + (warp + (-self.stage_slot) % line.warps) % line.warps,
             fragment=head_tiles.fragment_offset(self.tile, lane),
             places=cute.make_rmem_tensor(cute.make_layout(chain_inputs.PLACES), Uint32),
@@ -317,6 +323,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             best=cute.make_rmem_tensor(cute.make_layout(2 * self.lane_rows), Uint32),
         )  # fmt: skip
         c.phase[0] = Uint32(0)
+        c.stage[0] = Int32(0)
 
         # The head is read before the kernel ahead of this one in the stream has ended: nothing there depends on it.
         # A slot belongs to one warp, so a warp can start filling its own slots without waiting for the CTA.
@@ -343,21 +350,19 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         self.load_row_table(c)
         if warp < self.rows:
             self.fetch_embedding(c, warp, self.load_anchor(c, warp))
-        self.keep_input_places(c, Int32(0))
-        self.fetch_all_inputs(c, Int32(0))
-        ptx.copy_async_wait()
-        cute.arch.sync_threads()  # embeddings, row table and inputs of position 0 are there
+        self.keep_input_places(c)
+        self.fetch_first_inputs(c)
+        cute.arch.sync_threads()  # embeddings and row table are there
         if cutlass.const_expr(not self.pdl and self.residency.register_tiles > 0):
             self.load_register_tiles(c)
 
         for step in cutlass.range(NUM_STEPS, unroll=1):
-            self.begin_position(c, step)
+            self.begin_position(c)
             self.multiply_tiles(c, step)
             self.reduce_warp(c)
             cute.arch.sync_threads()  # all keys are there; the embeddings have been read
             self.agree(c, step, Uint32(launches) * Uint32(NUM_STEPS) + Uint32(step))
-            ptx.copy_async_wait()
-            cute.arch.sync_threads()  # the next embeddings and inputs are there
+            cute.arch.sync_threads()  # the next embeddings are there
         if (cta == 0) & (tid == 0):
             ptx.stg_b32(epoch, Uint32(launches + 1))  # every CTA has read it: each wrote a record of the last position
 

@@ -168,3 +168,21 @@ class Head:
             if it >= lead:
                 tile = tile - c.my_resident * self.ring
         return tile, slot, streamed
+
+    @cute.jit
+    def tile_of(self, c, item: Int32):
+        """The warp's item-th tile in a position: register and shared-memory tiles by turns, or registers first without a ring."""
+        turns = (
+            cutlass.min(c.my_register, c.my_streamed + c.my_resident) if cutlass.const_expr(self.ring > 0) else Int32(0)
+        )
+        in_registers = (item < 2 * turns) & (item % 2 == 0)
+        nth = item // 2
+        if item >= 2 * turns:
+            nth = item - turns
+            in_registers = nth < c.my_register
+            if (not in_registers) & (turns == 0):
+                nth = item - c.my_register
+        tile = c.first_register + nth * self.line.warps
+        if not in_registers:
+            tile, _, _ = self.shared_tile(c, nth)
+        return tile

@@ -15,6 +15,7 @@ class Residency(NamedTuple):
     )
     resident: int  # per CTA: tiles that stay in shared memory
     ring: int  # slots that streamed tiles pass through, at most one a warp; 0 when nothing is streamed
+    ahead: int  # tiles whose noise and base logits a warp stages at a time
     keep: int  # streamed tiles per CTA that L2 is asked to keep (evict_last); the others are read evict_first
 
 
@@ -52,7 +53,7 @@ class SharedLayout(NamedTuple):
     partials: int  # [row slot][gathering warp] largest key of its share of the records
     row_table: int  # [row slot][position] 16 bytes: cache address, temperature, whether the cache is written
     barriers: int  # one mbarrier a slot
-    inputs: int  # [tile][row slot] noise and base logits of one position
+    inputs: int  # [warp][ahead][row slot] noise and base logits of a tile
     total: int
 
 
@@ -90,7 +91,7 @@ def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int
         line.row_slots * line.row_slots * KEY_BYTES,
         line.row_slots * num_steps * ROW_TABLE_BYTES,
         slots * MBARRIER_BYTES,
-        line.tiles * line.row_slots * stage_bytes(base_bytes),
+        line.warps * x.ahead * line.row_slots * stage_bytes(base_bytes),
     )
     offsets, end = [], 0
     for size in sizes:
