@@ -1,0 +1,127 @@
+"""The residency cover without a GPU: every pair of values is in it, every forced line fits and is what it says, and it compiles."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests.harness import residency
+from tests.harness.residency import Build
+
+from dsparkgen import plan
+from dsparkgen.device import DeviceSpec, load_devices
+from dsparkgen.render import digest
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = 6  # builds compiled here, others whenever the kernel changes; `python -m tests.harness.residency --compile` takes all
+LEAST = 40  # builds of the cover
+
+
+@pytest.fixture(scope="module")
+def device() -> DeviceSpec:
+    return load_devices(ROOT)["h200"]
+
+
+@pytest.fixture(scope="module")
+def builds(device: DeviceSpec) -> dict[int, Build]:
+    return residency.numbered_cover(device)
+
+
+def test_the_cover_holds_every_pair_that_can_be_built(device: DeviceSpec, builds: dict[int, Build]) -> None:
+    possible = {pair for build in residency.possible_builds(device) for pair in residency.pairs_of(build)}
+    covered = {pair for build in builds.values() for pair in residency.pairs_of(build)}
+    assert covered == possible
+    assert LEAST <= len(builds) == len(set(builds.values()))
+
+
+def test_pairs_that_cannot_be_built_are_those_that_do_not_fit(builds: dict[int, Build]) -> None:
+    """Only a residency with a limited room excludes a value of another factor."""
+    covered = {pair for build in builds.values() for pair in residency.pairs_of(build)}
+    missing = {
+        (first, left, second, right)
+        for number, (first, lefts) in enumerate(residency.FACTORS.items())
+        for second, rights in list(residency.FACTORS.items())[number + 1 :]
+        for left in lefts
+        for right in rights
+        if (first, left, second, right) not in covered
+    }
+    excluded = {pair for pair in missing if "residency" in (pair[0], pair[2])}
+    assert missing == excluded
+    names = {right if second == "residency" else left for _, left, second, right in excluded}
+    assert names <= {"all shared", "all registers", "odd shared, ring of 7", "registers, 1 shared, ring of 1"}
+
+
+def test_every_line_fits_and_keeps_the_devices_ctas(device: DeviceSpec, builds: dict[int, Build]) -> None:
+    for build in builds.values():
+        line = residency.line_of(build, device)
+        base_bytes = plan.BYTES[build.base]
+        placed = plan.layout.residency(line, base_bytes)
+        assert residency.shared_bytes(line, build) <= device.smem_per_block_bytes, build.title
+        assert (line.ctas, line.row_slots) == (device.sms, residency.row_slots(build))
+        assert (
+            line.tiles * device.sms * plan.TILE_ROWS
+            >= build.vocab_size
+            > (line.tiles - 1) * device.sms * plan.TILE_ROWS
+        )
+        assert line.partial == (build.vocab_size % plan.TILE_ROWS != 0)
+        assert placed.register_tiles * placed.register_chunks <= plan.REGISTER_CHUNKS
+        assert placed.ring <= line.warps and placed.ahead >= 1
+        # A warp keeps one phase bit for each of its slots in a 32-bit word.
+        assert plan.layout.slot_count(line, base_bytes) <= 32 * line.warps
+        streamed = line.tiles - min(line.tiles, placed.register_tiles * line.warps) - placed.resident
+        assert streamed <= 0 or placed.ring > 0, build.title
+
+
+@pytest.mark.parametrize("name", residency.FORCED)
+def test_forced_lines_are_what_their_names_say(name: str, device: DeviceSpec, builds: dict[int, Build]) -> None:
+    found = [build for build in builds.values() if build.residency == name]
+    assert found
+    for build in found:
+        line = residency.line_of(build, device)
+        x = line.bf16
+        assert x == line.fp32
+        in_registers = min(line.tiles, x.register_tiles * line.warps)
+        streamed = line.tiles - in_registers - x.resident
+        if name == "all streamed":
+            assert (in_registers, x.resident, streamed) == (0, 0, line.tiles) and x.ring > 0
+        elif name == "all shared":
+            assert (in_registers, x.resident, x.ring) == (0, line.tiles, 0)
+        elif name == "all registers":
+            assert (in_registers, x.resident, x.ring) == (line.tiles, 0, 0)
+        elif name == "odd ring, 3 shared":
+            assert x.ring % 2 == 1 and x.resident == 3 and in_registers == 0
+        elif name == "odd shared, ring of 7":
+            assert x.ring == 7 and x.resident % 2 == 1 and streamed >= 1
+        else:
+            assert (x.register_tiles, x.resident, x.ring) == (1, 1, 1)
+
+
+def test_the_base_spec_and_every_build_are_valid_specs(builds: dict[int, Build]) -> None:
+    for build in builds.values():
+        spec = residency.spec_of(build)
+        assert (spec.vocabulary.target, spec.vocabulary.draft) == (build.vocab_size, build.vocab_size)
+        assert (spec.vocabulary.sampling_limit, spec.markov.rank_dim) == (build.vocab_size, build.rank_dim)
+        assert spec.draft.num_steps == build.num_steps and spec.draft.max_rows >= build.rows
+
+
+def test_without_a_gpu_it_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert residency.main([]) == residency.CANNOT_TELL
+    assert "CUDA" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("cutlass") is None or find_spec("triton") is None, reason="needs CuTe DSL and Triton")
+def test_a_sample_compiles_without_spills_and_one_failure_stays_alone(builds: dict[int, Build]) -> None:
+    code = "".join(path.read_text() for path in sorted((ROOT / "templates").rglob("*.py")))
+    first = int(digest(code), 16)
+    chosen = {1 + (first + step * len(builds) // SAMPLE) % len(builds) for step in range(SAMPLE)}
+    impossible = Build(262144, 512, 16, "all shared", 8, "fp32/fp32")
+    asked = {number: builds[number] for number in chosen} | {0: impossible}
+    results = residency.run(asked, jobs=min(4, os.cpu_count() or 1), verb="compile")
+    assert [result.number for result in results] == sorted(asked)
+    refused, *others = results
+    assert refused.failure is not None and "expected a build that fits h200" in refused.failure
+    assert [result.failure for result in others] == [None] * SAMPLE
+    assert all("registers" in result.detail for result in others)
