@@ -12,7 +12,7 @@ STAMP := $(VENV)/installed.stamp
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -qq -e '.[cuda,dev]'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check compile docs format clean
+.PHONY: help venv demo test check compile sanitize docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ check: $(STAMP) ## is the checked-in tree what the specs and templates give?
 
 compile: $(STAMP) ## the resource table of every kernel, for every arch
 	@$(BIN)/dsparkgen compile
+
+sanitize: ## compute-sanitizer over the kernels on a small shape: needs a GPU and, as PYTHON, a Python with its PyTorch
+	@PYTHON=$(PYTHON) scripts/sanitize.sh
 
 docs: $(STAMP) ## rewrite what the pages take from code and recorded runs
 	@$(BIN)/python -m dsparkgen.reference docs/spec-reference.md
