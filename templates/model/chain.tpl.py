@@ -65,7 +65,8 @@ CONTEXT = """
 tid lane warp cta grid smem rows span streamed resident first_register my_register my_resident my_streamed ring_slots
 head embed base base_row_stride base_pos_stride base_vector noise noise_stride cache cache_req_stride cache_pos_stride
 cache_vector input_ids query_per_row idx_mapping temperature_table draft_tokens token_stride records report timeout_ns
-expected epoch first_column first_token bars embedding_stage embedding parked inputs items ahead stage stage_slot fragment
+expected epoch first_column first_token bars embedding_stage embedding parked inputs items
+ahead_items ahead_steps stage stage_slot fragment
 places phase fragments best
 """
 Context = namedtuple("Context", CONTEXT.split())
@@ -91,47 +92,49 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
 
     # ---- a tile's 16 entries of each row: cache and candidates
 
-    @cute.jit
-    def finish_tile(self, c, step: Int32, item: Int32, tile: Int32, acc):
-        """logit = round(base + bias) into the cache, score against the lane's best so far."""
-        self.wait_inputs(c)
-        biases = head_tiles.biases(self.rows, c.lane, acc)
-        lane = ptx.opaque(c.lane) if cutlass.const_expr(self.wide) else c.lane
-        row, column = head_tiles.bias_row(self.rows, lane), head_tiles.bias_entry(self.rows, lane)
-        for h in cutlass.range_constexpr(self.lane_rows):
-            if row + h < c.rows:
-                self.finish_entries(c, step, tile, c.stage[0], h, row + h, column, biases[h])
-        self.fetch_inputs_ahead(c, item, step)
+    def load_entries(self, c, step: Int32) -> list:
+        """What the lane's entries of the tile whose turn it is need beside the bias: per row h its index, state words, noise, base."""
+        self.wait_inputs()
+        lane = ptx.opaque(c.lane) if self.wide else c.lane
+        first, column = head_tiles.bias_row(self.rows, lane), head_tiles.bias_entry(self.rows, lane)
+        loaded = []
+        for h in range(self.lane_rows):
+            row = cutlass.min(first + h, self.rows - 1)  # a lane without a row reads the last one and uses nothing
+            entry = (row * NUM_STEPS + step) * plan_line.ROW_TABLE_BYTES
+            state = ptx.lds_b128(c.smem + self.shared.row_table + entry)
+            staged = c.inputs + (c.stage[0] * self.rows + row) * self.stage_bytes
+            noise = self.load_fp32(staged + column * NOISE_BYTES)
+            base = self.load_base(staged + TILE_ROWS * NOISE_BYTES + column * self.base_bytes)
+            loaded.append((first + h < c.rows, column, state, noise, base))
+        return loaded
 
     @cute.jit
-    def finish_entries(self, c, step: Int32, tile: Int32, stage: Int32, h: cutlass.Constexpr, row: Int32, column: Int32, bias):
-        """The lane's entries of its row h."""
-        at = tile * TILE_ROWS + column  # from the CTA's first column
-        entry = (row * NUM_STEPS + step) * plan_line.ROW_TABLE_BYTES
-        address_lo, address_hi, temperature_bits, stores = ptx.lds_b128(c.smem + self.shared.row_table + entry)
-        temperature = ptx.float_of(temperature_bits)
-        staged = c.inputs + (stage * self.rows + row) * self.stage_bytes
-        noise = self.load_fp32(staged + column * NOISE_BYTES)
-        base_address = staged + TILE_ROWS * NOISE_BYTES + column * self.base_bytes
-        base = self.load_bf16(base_address) if cutlass.const_expr(self.base_bytes == 2) else self.load_fp32(base_address)
-        logits = [ptx.add_rn(base[e], bias[e]) for e in range(self.entries)]
-        words = [ptx.bits_of(x) for x in logits]
-        if cutlass.const_expr(self.rounds):
-            logits, words = self.round_bf16(logits)
-        if stores != 0:
-            cache_row = Int64((Uint64(address_hi) << Uint64(32)) | Uint64(address_lo))
-            self.store_logits(c, cache_row + Int64(at) * self.cache_bytes, at, logits, words)
-        top, low = Uint32(0), Uint32(0)
-        for e in cutlass.range_constexpr(self.entries):
-            noised = ptx.add_rn(ptx.div_full(logits[e], temperature), noise[e])
-            score = ptx.select(temperature == Float32(0.0), logits[e], noised)
-            rank = keys.ordered(score)
-            if cutlass.const_expr(self.line.partial):
-                rank = ptx.select(at + e < c.span, rank, Uint32(0))
-            if rank > top:  # entries come by rising id: the first of equals stays
-                top = rank
-                low = keys.low_word(c.first_token + at + e, ID_BITS)
-        c.best[2 * h], c.best[2 * h + 1] = keys.larger(top, low, c.best[2 * h], c.best[2 * h + 1])
+    def finish_tile(self, c, step: Int32, item: Int32, tile: Int32, acc, loaded):
+        """logit = round(base + bias) into the cache, score against the lane's best so far."""
+        biases = head_tiles.biases(self.rows, c.lane, acc)
+        for h in cutlass.range_constexpr(self.lane_rows):
+            live, column, state, noise, base = loaded[h]
+            at = tile * TILE_ROWS + column  # from the CTA's first column
+            temperature = ptx.float_of(state[2])
+            logits = [ptx.add_rn(base[e], biases[h][e]) for e in range(self.entries)]
+            words = [ptx.bits_of(x) for x in logits]
+            if cutlass.const_expr(self.rounds):
+                logits, words = self.round_bf16(logits)
+            cache_row = Int64((Uint64(state[1]) << Uint64(32)) | Uint64(state[0]))
+            self.store_logits(c, live & (state[3] != 0), cache_row + Int64(at) * self.cache_bytes, at, words)
+            top, low = Uint32(0), Uint32(0)
+            for e in cutlass.range_constexpr(self.entries):
+                noised = ptx.add_rn(ptx.div_full(logits[e], temperature), noise[e])
+                score = ptx.select(temperature == Float32(0.0), logits[e], noised)
+                there = live
+                if cutlass.const_expr(self.line.partial):
+                    there = live & (at + e < c.span)
+                rank = ptx.select(there, keys.ordered(score), Uint32(0))
+                if rank > top:  # entries come by rising id: the first of equals stays
+                    top = rank
+                    low = keys.low_word(c.first_token + at + e, ID_BITS)
+            c.best[2 * h], c.best[2 * h + 1] = keys.larger(top, low, c.best[2 * h], c.best[2 * h + 1])
+        self.fetch_inputs_ahead(c, item, step)
 
     # ---- one position
 
@@ -164,9 +167,12 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         """`count` register tiles of the warp from its `first` on."""
         for i in cutlass.range_constexpr(self.residency.register_tiles):
             if (i >= first) & (i < first + count) & (i < c.my_register):
+                loaded = None if cutlass.const_expr(self.wide) else self.load_entries(c, step)
                 acc = self.multiply_register_tile(c, i)
+                if cutlass.const_expr(self.wide):
+                    loaded = self.load_entries(c, step)
                 tile = ptx.opaque(c.first_register + i * self.line.warps)  # else its addresses fill registers in all positions
-                self.finish_tile(c, step, item + i - first, tile, acc)
+                self.finish_tile(c, step, item + i - first, tile, acc, loaded)
 
     @cute.jit
     def do_shared_tile(self, c, step: Int32, item: Int32, it: Int32):
@@ -174,11 +180,14 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         tile, slot, streamed = self.shared_tile(c, it)
         if streamed | (step == 0):
             self.wait_slot(c, slot)
+        loaded = None if cutlass.const_expr(self.wide) else self.load_entries(c, step)
         acc = self.multiply_slot(c, slot)
         if cutlass.const_expr(self.ring > 0):
             if streamed:
                 self.refill(c, step, slot, tile)
-        self.finish_tile(c, step, item, tile, acc)
+        if cutlass.const_expr(self.wide):
+            loaded = self.load_entries(c, step)
+        self.finish_tile(c, step, item, tile, acc, loaded)
 
     @cute.jit
     def reduce_warp(self, c):
@@ -313,7 +322,8 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             embedding=smem + shared.embedding + head_tiles.embedding_offset(self.rows, self.embed_half, lane),
             parked=smem + shared.parked + warp * (self.residency.register_tiles * self.parked_chunks * TILE_ROWS * 64) + lane * 16,
             inputs=smem + shared.inputs + warp * (self.residency.ahead * self.rows * self.stage_bytes),
-            items=items, ahead=cutlass.min(items, self.residency.ahead),
+            items=items, ahead_items=self.residency.ahead % cutlass.max(items, 1),
+            ahead_steps=self.residency.ahead // cutlass.max(items, 1),
             stage=cute.make_rmem_tensor(cute.make_layout(1), Int32),
             stage_slot=self.stage_slot + (warp + (-self.stage_slot) % line.warps) % line.warps,
             fragment=head_tiles.fragment_offset(self.tile, lane),

@@ -71,66 +71,70 @@ class Inputs:
     @cute.jit
     def fetch_inputs(self, c, tile: Int32, step: Int32, stage: Int32):
         """Starts copying a tile's noise and base logits of one position into one of the warp's stages; one copy group."""
-        if step < self.num_steps:
-            if cutlass.const_expr(self.wide):
-                places = self.locate_inputs(c, ptx.opaque(c.lane))
-            else:
-                places = [c.places[i] for i in range(PLACES)]
-            staged = c.inputs + stage * (self.rows * self.stage_bytes)
-            noise = Uint32(step * Int32(c.noise_stride)) // Uint32(PIECE // NOISE_BYTES)
-            self.copy_piece(c, staged, places[1], c.noise, places[0] + noise, tile, NOISE_BYTES)
-            base = Uint32(step) * Uint32(c.base_pos_stride) // Uint32(PIECE // self.base_bytes)
-            self.copy_piece(c, staged, places[3], c.base, places[2] + base, tile, self.base_bytes)
-            if c.base_vector == 0:
-                self.copy_base(c, tile, step, staged)
+        if cutlass.const_expr(self.wide):
+            places = self.locate_inputs(c, ptx.opaque(c.lane))
+        else:
+            places = [c.places[i] for i in range(PLACES)]
+        staged = c.inputs + stage * (self.rows * self.stage_bytes)
+        exists = step < self.num_steps
+        noise = places[0] + Uint32(step * Int32(c.noise_stride)) // Uint32(PIECE // NOISE_BYTES)
+        self.copy_piece(c, exists, staged, places[1], c.noise, noise, tile, NOISE_BYTES)
+        base = places[2] + Uint32(step) * Uint32(c.base_pos_stride) // Uint32(PIECE // self.base_bytes)
+        self.copy_piece(c, exists, staged, places[3], c.base, base, tile, self.base_bytes)
+        if (c.base_vector == 0) & exists:
+            self.copy_base(c, tile, step, staged)
         ptx.copy_async_commit()
 
-    @cute.jit
     def copy_piece(
         self,
         c,
+        exists: Boolean,
         staged: Int32,
         target: Uint32,
         array: Int64,
         source: Uint32,
         tile: Int32,
-        entry_bytes: cutlass.Constexpr,
-    ):
+        entry_bytes: int,
+    ) -> None:
         """Starts copying the lane's 16 bytes of a tile from one of the two arrays."""
         pieces = TILE_ROWS * entry_bytes // PIECE
-        if Int32(target) != NOTHING:
-            address = array + Int64(source + Uint32(tile * pieces)) * PIECE
-            if cutlass.const_expr(self.line.partial):
-                left = (c.span - tile * TILE_ROWS) * entry_bytes - c.lane % pieces * PIECE
-                ptx.copy_async_16_of(staged + Int32(target), address, cutlass.max(cutlass.min(left, PIECE), 0))
-            else:
-                ptx.copy_async_16(staged + Int32(target), address)
+        address = array + Int64(source + Uint32(tile * pieces)) * PIECE
+        mine = exists & (Int32(target) != NOTHING)
+        if self.line.partial:
+            left = (c.span - tile * TILE_ROWS) * entry_bytes - c.lane % pieces * PIECE
+            part = cutlass.max(cutlass.min(left, PIECE), 0)
+            ptx.copy_async_16_of_if(mine, staged + Int32(target), address, part)
+        else:
+            ptx.copy_async_16_if(mine, staged + Int32(target), address)
 
     @cute.jit
     def fetch_first_inputs(self, c):
-        """fetch_inputs of the warp's first tiles of position 0."""
-        for item in cutlass.range(c.ahead, unroll=1):
-            self.fetch_inputs(c, self.tile_of(c, item), Int32(0), item)
+        """fetch_inputs of the first tiles of the warp's order, which goes on from position to position."""
+        item, step = Int32(0), Int32(0)
+        for stage in cutlass.range(self.residency.ahead, unroll=1):
+            if c.items > 0:
+                self.fetch_inputs(c, self.tile_of(c, item), step, stage)
+            item += 1
+            if item >= c.items:
+                item = Int32(0)
+                step += 1
 
     @cute.jit
     def fetch_inputs_ahead(self, c, item: Int32, step: Int32):
         """After the warp's `item`-th tile: fetch_inputs of the tile `ahead` further on, into the stage that is free now."""
         cute.arch.sync_warp()  # every lane has read this stage
-        after, position = item + c.ahead, step
+        after, position = item + c.ahead_items, step + c.ahead_steps
         if after >= c.items:
             after -= c.items
-            position = step + 1
+            position += 1
         self.fetch_inputs(c, self.tile_of(c, after), position, c.stage[0])
         c.stage[0] = c.stage[0] + 1
-        if c.stage[0] == c.ahead:
+        if c.stage[0] == self.residency.ahead:
             c.stage[0] = Int32(0)
 
-    @cute.jit
-    def wait_inputs(self, c):
+    def wait_inputs(self) -> None:
         """Waits for the inputs of the tile whose turn it is: all but the `ahead - 1` newest groups have arrived."""
-        for ahead in cutlass.range_constexpr(1, self.residency.ahead + 1):
-            if c.ahead == ahead:
-                ptx.copy_async_wait(ahead - 1)
+        ptx.copy_async_wait(self.residency.ahead - 1)
         cute.arch.sync_warp()  # what the other lanes copied is there
 
     @cute.jit
@@ -155,6 +159,10 @@ class Inputs:
             return [ptx.float_of(ptx.lds_u16(address) << Uint32(16))]
         return head_tiles.unpack_bf16(ptx.lds_b32(address))
 
+    def load_base(self, address: Int32) -> list[Float32]:
+        """The lane's base logits of one row."""
+        return self.load_bf16(address) if self.base_bytes == 2 else self.load_fp32(address)
+
     def load_fp32(self, address: Int32) -> list[Float32]:
         """The lane's fp32 entries of one row."""
         return [ptx.float_of(x) for x in ([ptx.lds_b32(address)] if self.entries == 1 else ptx.lds_b64(address))]
@@ -170,27 +178,28 @@ class Inputs:
     # ---- the cache
 
     @cute.jit
-    def store_logits(self, c, address: Int64, at: Int32, logits, words):
+    def store_logits(self, c, mine: Boolean, address: Int64, at: Int32, words):
         """The lane's entries into the cache row, in one store where alignment and the end of the shard allow."""
-        if cutlass.const_expr(self.cache_bytes == 4):
-            words = [ptx.bits_of(x) for x in logits]
-        whole = c.cache_vector != 0
+        whole = mine
         if cutlass.const_expr(self.line.partial):
-            whole = whole & (at + self.entries <= c.span)
-        if cutlass.const_expr(self.entries == 1 and not self.line.partial):
-            whole = Boolean(True)
-        if whole:
-            if cutlass.const_expr(self.cache_bytes == 2 and self.entries == 1):
-                ptx.stg_u16(address, words[0])
-            else:
-                ptx.stg_words(address, words)
+            whole = mine & (at + self.entries <= c.span)
+        if cutlass.const_expr(self.entries > 1):
+            whole = whole & (c.cache_vector != 0)
+        if cutlass.const_expr(self.cache_bytes == 2 and self.entries == 1):
+            ptx.stg_u16_if(whole, address, words[0])
         else:
-            for e in cutlass.range_constexpr(self.entries):
-                if at + e < c.span:
+            ptx.stg_words_if(whole, address, words)
+        if cutlass.const_expr(self.entries > 1):
+            by_entry = c.cache_vector == 0
+            if cutlass.const_expr(self.line.partial):
+                by_entry = Boolean(True)
+            if by_entry:
+                for e in cutlass.range_constexpr(self.entries):
+                    single = mine & (not whole) & (at + e < c.span)
                     if cutlass.const_expr(self.cache_bytes == 4):
-                        ptx.stg_b32(address + 4 * e, words[e])
+                        ptx.stg_words_if(single, address + 4 * e, [words[e]])
                     else:
-                        ptx.stg_u16(address + 2 * e, words[0] >> Uint32(16 * e))
+                        ptx.stg_u16_if(single, address + 2 * e, words[0] >> Uint32(16 * e))
 
     # ---- rows: state, anchor, embedding
 

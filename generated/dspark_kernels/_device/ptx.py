@@ -51,17 +51,23 @@ def bulk_load(dst: Int32, src: Int64, nbytes: Int32, bar: Int32, keep: Boolean, 
 
 
 @dsl_user_op
-def copy_async_16(dst: Int32, src: Int64, *, loc=None, ip=None) -> None:
-    """Starts a copy of 16 bytes that are read once, both ends 16-byte aligned, from global to shared memory."""
-    text = "{\n" + _READ_ONCE + "cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, once;\n}"
-    _asm(None, [dst, src], text, "r,l", loc=loc, ip=ip)
+def copy_async_16_if(condition: Boolean, dst: Int32, src: Int64, *, loc=None, ip=None) -> None:
+    """Where the condition holds, starts a copy of 16 bytes that are read once, both ends 16-byte aligned, from global to shared memory."""
+    text = (
+        "{\n.reg .pred p;\n" + _READ_ONCE + "setp.ne.b32 p, $2, 0;\n"
+        "@p cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, once;\n}"
+    )
+    _asm(None, [dst, src, Int32(condition)], text, "r,l,r", loc=loc, ip=ip)
 
 
 @dsl_user_op
-def copy_async_16_of(dst: Int32, src: Int64, nbytes: Int32, *, loc=None, ip=None) -> None:
-    """copy_async_16 that reads only the first `nbytes` (0 .. 16) and fills up with zeros."""
-    text = "{\n" + _READ_ONCE + "cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, $2, once;\n}"
-    _asm(None, [dst, src, nbytes], text, "r,l,r", loc=loc, ip=ip)
+def copy_async_16_of_if(condition: Boolean, dst: Int32, src: Int64, nbytes: Int32, *, loc=None, ip=None) -> None:
+    """copy_async_16_if that reads only the first `nbytes` (0 .. 16) and fills up with zeros."""
+    text = (
+        "{\n.reg .pred p;\n" + _READ_ONCE + "setp.ne.b32 p, $3, 0;\n"
+        "@p cp.async.cg.shared.global.L2::cache_hint [$0], [$1], 16, $2, once;\n}"
+    )
+    _asm(None, [dst, src, nbytes, Int32(condition)], text, "r,l,r,r", loc=loc, ip=ip)
 
 
 @dsl_user_op
@@ -213,19 +219,23 @@ def stg_s64(address: Int64, x: Int64, *, loc=None, ip=None) -> None:
 
 
 @dsl_user_op
-def stg_words(address: Int64, x: Sequence[Uint32], *, loc=None, ip=None) -> None:
-    """One store of 1, 2 or 4 words that nobody on this SM reads again."""
-    names = ", ".join(f"${i + 1}" for i in range(len(x)))
-    vector = {1: "", 2: ".v2", 4: ".v4"}[len(x)]
-    text = f"st.global.L1::no_allocate{vector}.b32 [$0], {{{names}}};" if len(x) > 1 else "st.global.b32 [$0], $1;"
-    _asm(None, [address, *x], text, "l" + ",r" * len(x), loc=loc, ip=ip)
+def stg_words_if(condition: Boolean, address: Int64, x: Sequence[Uint32], *, loc=None, ip=None) -> None:
+    """Where the condition holds, one store of 1 or 2 words that nobody on this SM reads again."""
+    store = (
+        "st.global.L1::no_allocate.b32 [$1], $2;" if len(x) == 1 else "st.global.L1::no_allocate.v2.b32 [$1], {$2, $3};"
+    )
+    text = "{\n.reg .pred p;\nsetp.ne.b32 p, $0, 0;\n@p " + store + "\n}"
+    _asm(None, [Int32(condition), address, *x], text, "r,l" + ",r" * len(x), loc=loc, ip=ip)
 
 
 @dsl_user_op
-def stg_u16(address: Int64, x: Uint32, *, loc=None, ip=None) -> None:
-    """Stores the low half of `x`."""
-    text = "{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, $1;\nst.global.b16 [$0], lo;\n}"
-    _asm(None, [address, x], text, "l,r", loc=loc, ip=ip)
+def stg_u16_if(condition: Boolean, address: Int64, x: Uint32, *, loc=None, ip=None) -> None:
+    """Where the condition holds, stores the low half of `x`."""
+    text = (
+        "{\n.reg .pred p;\n.reg .b16 lo, hi;\nsetp.ne.b32 p, $0, 0;\nmov.b32 {lo, hi}, $2;\n"
+        "@p st.global.L1::no_allocate.b16 [$1], lo;\n}"
+    )
+    _asm(None, [Int32(condition), address, x], text, "r,l,r", loc=loc, ip=ip)
 
 
 @dsl_user_op
