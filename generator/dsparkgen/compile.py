@@ -335,9 +335,8 @@ def run_compile(
     progress.print(f"{len(builds)} builds, {kept} of them from the cache, {len(faults)} at fault", highlight=False)
     earlier = stale_kernels(root, builds)
     if earlier:
-        progress.print(
-            f"{RESOURCES} is of earlier code of {', '.join(earlier)}: dsparkgen compile --all", highlight=False
-        )
+        text = f"{RESOURCES} is of earlier code of {', '.join(earlier)}: dsparkgen compile --all"
+        progress.print(text, highlight=False, soft_wrap=True)
     for name in missing:
         progress.print(
             f"{name} is not installed: its kernels were not compiled (pip install 'dsparkgen[cuda]')",
