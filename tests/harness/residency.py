@@ -40,13 +40,16 @@ from dsparkgen.spec import ModelSpec, read_spec  # noqa: E402
 
 SPEC = ROOT / "tests" / "specs" / "residency.toml"
 OK, NO, CANNOT_TELL = 0, 1, 3
-BUILD_SECONDS = 150.0  # after which a worker counts as hung; a build takes a few
+BUILD_SECONDS = 90.0  # after which a worker counts as hung; a build takes a few
 BATCHES = 3
 PIECE_ENTRIES = 16  # a base row whose pitch is a multiple of 16 entries is copied in vectors whatever the vocabulary
 
 # 17: two tiles, and CTAs without any; 1000: fewer tiles than CTAs, the last one half full; 40008: a multiple of 8 but not of 16.
 VOCABULARIES = (32000, 81920, 100352, 129280, 151936, 200064, 248320, 262144)
 RAGGED_VOCABULARIES = (17, 1000, 40008, 50257)
+
+# Chunks a warp holds in registers where a line is forced; plans hold more, but have fewer tiles a warp, each of which costs some.
+FORCED_CHUNKS = 8
 
 Places = Iterator[tuple[int, int, int, int, int, int]]
 
@@ -61,8 +64,8 @@ def _all_shared(tiles: int, chunks: int, ahead: int) -> Places:
 
 def _all_registers(tiles: int, chunks: int, ahead: int) -> Places:
     register_tiles = -(-tiles // plan.WARPS)
-    if register_tiles <= plan.REGISTER_CHUNKS:
-        yield register_tiles, min(chunks, plan.REGISTER_CHUNKS // register_tiles), 0, 0, ahead, 0
+    if register_tiles <= FORCED_CHUNKS:
+        yield register_tiles, min(chunks, FORCED_CHUNKS // register_tiles), 0, 0, ahead, 0
 
 
 def _odd_ring(tiles: int, chunks: int, ahead: int) -> Places:
@@ -74,7 +77,7 @@ def _odd_shared(tiles: int, chunks: int, ahead: int) -> Places:
 
 
 def _one_warps_ring(tiles: int, chunks: int, ahead: int) -> Places:
-    yield 1, min(chunks, plan.REGISTER_CHUNKS) - 1, 1, 1, 2, 0
+    yield 1, min(chunks, FORCED_CHUNKS) - 1, 1, 1, 2, 0
 
 
 # How a forced residency places a CTA's `tiles` of `chunks` each, as plan.Residency's fields: the first that fits is taken.
@@ -259,35 +262,68 @@ def product_line(found: Product, line: Any) -> Any:
 
 
 def check_build(build: Build, folder: Path) -> str:
-    """Render, compile and run one build on this machine's GPU. Returns what took how long.
+    """Render, compile and run one build on this machine's GPU. Returns where its tiles live and what took how long.
 
     Raises:
         CheckFailed: tokens or caches differ from the oracle's.
-        ValueError: the plan line does not fit this GPU.
+        ValueError: the build does not fit this GPU, or another line than the build's was compiled.
     """
-    import random
-
     import torch
-
-    from . import checks
 
     started = time.monotonic()
     devices = load_devices(ROOT)
     device = devices[local_device(devices)]
     line = line_of(build, device)
     found = render_model(spec_of(build), device, folder)
-    found.config.PLANS[line.device, line.tp, line.row_slots] = product_line(found, line)
-    gpu = torch.device("cuda", torch.cuda.current_device())
-    seed = build.vocab_size + build.rows
+    wanted = product_line(found, line)
+    found.config.PLANS[line.device, line.tp, line.row_slots] = wanted
+    compiled: list[tuple[Any, float]] = []
+    chain = found.module("chain")
+    compile_chain = chain.compile_chain
+
+    def record(asked: Any, *arguments: Any, **options: Any) -> Any:
+        begun = time.monotonic()
+        made = compile_chain(asked, *arguments, **options)
+        compiled.append((asked, time.monotonic() - begun))
+        return made
+
+    chain.compile_chain = record
     with torch.inference_mode():
-        subject = checks.exact_subject(ChainOnly(found), build.base, build.cache, gpu, seed=seed)
-        for batch, case in enumerate(_cases(subject, build.rows, random.Random(seed))):
-            checks.compare(subject, case, f"batch {batch}")
-            if batch == 0:
-                first = time.monotonic() - started
-        subject.conclude(None)
+        check_cases(ChainOnly(found), build, torch.device("cuda", torch.cuda.current_device()))
     torch.cuda.empty_cache()
-    return f"first batch {first:4.1f} s, all {time.monotonic() - started:4.1f} s"
+    if [asked for asked, _ in compiled] != [wanted]:
+        raise ValueError(f"expected one build of {wanted}, compiled {compiled}")
+    return f"{tiers(line, build)}  compile {compiled[0][1]:.1f} s, all {time.monotonic() - started:.1f} s"
+
+
+def check_cases(found: Any, build: Build, device: Any) -> None:
+    """Compare the build's chain with the oracle on a few batches. `found`: ChainOnly; `device`: a torch.device.
+
+    Raises:
+        CheckFailed: tokens or caches differ from the oracle's.
+        ValueError: the sampler declines a batch.
+    """
+    import random
+
+    from . import checks
+
+    seed = build.vocab_size + build.rows
+    subject = checks.exact_subject(found, build.base, build.cache, device, seed=seed)
+    for batch, case in enumerate(_cases(subject, build.rows, random.Random(seed))):
+        declined = subject.chain.why_not_call(case.rows, case.base_logits)
+        if declined is not None:
+            raise ValueError(f"batch {batch}: expected the chain to take it: {declined}")
+        checks.compare(subject, case, f"batch {batch}")
+    subject.conclude(None)
+
+
+def tiers(line: Any, build: Build) -> str:
+    """A CTA's tiles in registers, shared memory and the stream, and the stream's slots."""
+    placed = plan.layout.residency(line, plan.BYTES[build.base])
+    in_registers = min(line.tiles, placed.register_tiles * line.warps)
+    resident = min(line.tiles - in_registers, placed.resident)
+    streamed = line.tiles - in_registers - resident
+    return f"{in_registers:>3} + {resident:>3} + {streamed:>3} tiles, ring {placed.ring:>2}"
 
 
 def _cases(subject: Any, rows: int, rng: Any) -> Iterator[Any]:
@@ -333,14 +369,17 @@ def compile_build(build: Build, folder: Path) -> str:
     from dsparkgen.cubin import read_resources
 
     device = load_devices(ROOT)["h200"]
+    line = line_of(build, device)
     found = render_model(spec_of(build), device, folder)
     compiled = found.module("chain").compile_chain(
-        product_line(found, line_of(build, device)), build.base, build.cache, arch=device.arch, options="--keep-cubin"
+        product_line(found, line), build.base, build.cache, arch=device.arch, options="--keep-cubin"
     )
     used = read_resources(compiled.artifacts.CUBIN)
     if used.spill_bytes or used.local_bytes:
-        raise ValueError(f"{used.registers} registers, {used.spill_bytes} bytes of spills, {used.local_bytes} local")
-    return f"{used.registers} registers"
+        raise ValueError(
+            f"{tiers(line, build)}  {used.registers} registers, {used.spill_bytes} bytes of spills, {used.local_bytes} local"
+        )
+    return f"{tiers(line, build)}  {used.registers} registers"
 
 
 def _work(verb: str) -> None:

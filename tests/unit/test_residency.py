@@ -3,14 +3,20 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from tests.harness import residency
-from tests.harness.residency import Build
 
-from dsparkgen import plan
-from dsparkgen.device import DeviceSpec, load_devices
-from dsparkgen.render import digest
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from tests.harness import checks, residency  # noqa: E402
+from tests.harness.residency import Build  # noqa: E402
+
+from dsparkgen import plan  # noqa: E402
+from dsparkgen.device import DeviceSpec, load_devices  # noqa: E402
+from dsparkgen.render import digest  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = 6  # builds compiled here, others whenever the kernel changes; `python -m tests.harness.residency --compile` takes all
@@ -104,8 +110,103 @@ def test_the_base_spec_and_every_build_are_valid_specs(builds: dict[int, Build])
         assert spec.draft.num_steps == build.num_steps and spec.draft.max_rows >= build.rows
 
 
+class Stand:
+    """A generated model whose chain draws what the oracle draws, but for `damage` to its outputs."""
+
+    def __init__(self, build: Build, damage: Any) -> None:
+        self.build, self.damage, self.calls = build, damage, 0
+        self.config = SimpleNamespace(
+            VOCAB_SIZE=build.vocab_size,
+            SAMPLING_LIMIT=build.vocab_size,
+            RANK_DIM=build.rank_dim,
+            NUM_STEPS=build.num_steps,
+            DRAFT_SALT=1 << 30,
+            STEP_MIX=True,
+        )
+
+    def module(self, name: str) -> Any:
+        return SimpleNamespace(ChainSampler=lambda *weights, **options: self._sampler(weights))
+
+    def has(self, kernel: str) -> bool:
+        return kernel == "chain"
+
+    def _sampler(self, weights: Any) -> Any:
+        from tests.harness.cases import Case
+        from tests.harness.oracle import oracle
+
+        def sample(
+            base: Any,
+            ids: Any,
+            states: Any,
+            positions: Any,
+            heat: Any,
+            seeds: Any,
+            cache: Any,
+            tokens: Any,
+            **keywords: Any,
+        ) -> None:
+            self.calls += 1
+            case = Case(
+                *weights,
+                base,
+                ids,
+                states,
+                positions,
+                heat,
+                seeds,
+                cache,
+                tokens,
+                keywords["query_per_row"],
+                self.build.vocab_size,
+            )
+            drawn, cached = oracle(case)
+            tokens.copy_(drawn)
+            cache.copy_(cached)
+            self.damage(self.calls, tokens, cache)
+
+        return SimpleNamespace(
+            supports=lambda rows, base: True,
+            why_not_call=lambda rows, base: None,
+            fork_noise=lambda *arguments: None,
+            sample=sample,
+        )
+
+
+SMALL = Build(17, 128, 5, "all shared", 3, "bf16/fp32")
+
+
+def test_a_build_that_equals_the_oracle_passes_every_batch() -> None:
+    stand = Stand(SMALL, lambda call, tokens, cache: None)
+    residency.check_cases(stand, SMALL, torch.device("cpu"))
+    assert stand.calls == residency.BATCHES
+
+
+@pytest.mark.parametrize("call", range(1, residency.BATCHES + 1))
+@pytest.mark.parametrize("part", ["token", "cache", "padding"])
+def test_one_wrong_value_in_any_batch_is_found(call: int, part: str) -> None:
+    def damage(now: int, tokens: Any, cache: Any) -> None:
+        if now == call:
+            if part == "token":
+                tokens[0, 4] += 1
+            elif part == "cache":
+                cache[cache.shape[0] // 2, 2, 16] = 12_345.0
+            else:
+                tokens[3, 0] = 0  # a row that the batch does not have
+
+    with pytest.raises(checks.CheckFailed, match=f"batch {call - 1}"):
+        residency.check_cases(Stand(SMALL, damage), SMALL, torch.device("cpu"))
+
+
+def test_a_batch_that_the_chain_declines_is_an_error() -> None:
+    stand = Stand(SMALL, lambda call, tokens, cache: None)
+    sampler = stand._sampler(())
+    sampler.why_not_call = lambda rows, base: "because"
+    stand._sampler = lambda weights: sampler
+    with pytest.raises(ValueError, match="expected the chain to take it: because"):
+        residency.check_cases(stand, SMALL, torch.device("cpu"))
+
+
 def test_without_a_gpu_it_cannot_tell(capsys: pytest.CaptureFixture[str]) -> None:
-    torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     assert residency.main([]) == residency.CANNOT_TELL
