@@ -24,6 +24,7 @@ from typing import Any
 from dsparkgen import evidence
 from dsparkgen.device import DeviceSpec, read_devices
 from dsparkgen.gpu import CannotTell, Product, generated_models, harness, load_product, need_cuda, this_device
+from dsparkgen.plan import BYTES, floor_us
 from dsparkgen.render import render, render_package
 from dsparkgen.spec import ModelSpec, read_specs
 
@@ -33,9 +34,6 @@ SWEEP = (32000, 64640, 100352, 129280, 151936, 200064, 248320, 262144)  # vocabu
 INPUT_SETS = 3  # rotated from replay to replay
 TEMPERATURE = 0.9
 SEED = 20261129
-US = 1e6
-BYTES = {"bf16": 2, "fp32": 4}
-NOISE_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -129,19 +127,6 @@ def run_bench(
     return OK
 
 
-def floor_us(
-    device: DeviceSpec, *, vocab_size: int, rank_dim: int, num_steps: int, rows: int, base: str, cache: str
-) -> float:
-    """Least time of one draft step on one GPU, in microseconds.
-
-    (head + rows x N x V x (base + noise + cache bytes)) / memory bandwidth + N x grid barrier + launch: the head is read
-    once, each logit is read once and cached once.
-    """
-    head = vocab_size * rank_dim * BYTES["bf16"]
-    logits = rows * num_steps * vocab_size * (BYTES[base] + NOISE_BYTES + BYTES[cache])
-    return (head + logits) / device.hbm_bytes_per_s * US + num_steps * device.grid_barrier_us + device.launch_us
-
-
 def _extra_shapes(spec: ModelSpec, shapes: Sequence[tuple[int, int]], shards: bool) -> list[Shape]:
     wanted = [Shape(*shape) for shape in shapes]
     if shards:
@@ -215,8 +200,8 @@ def _row(root: Path, product: Product, device: DeviceSpec, rows: int, repeats: i
         rank_dim=config.RANK_DIM,
         num_steps=config.NUM_STEPS,
         rows=rows,
-        base=base,
-        cache=cache,
+        base_bytes=BYTES[base],
+        cache_bytes=BYTES[cache],
     )
     alone = us.get("chain", us["fused"])
     return {

@@ -1,0 +1,487 @@
+"""Runs the chain kernel's own Python, without a GPU: which head tile meets which inputs when, and through which memory.
+
+The kernel's source is executed as it stands, with stand-ins for CuTe DSL (plain numbers, `range`) and for the functions of
+ptx.py and keys.py (a model of shared memory, of asynchronous copies and of mbarriers, on symbolic values). So what is checked
+is the device code and not a copy of it. One CTA is run warp after warp, lane 0 of each, which starts every bulk copy and
+finishes a tile's first entries of request row 0. Warps share neither slots nor stages, which is itself checked. The
+rows' embeddings and states, and the exchange, are left out.
+
+A simulation raises AssertionError when
+- a copy reads beyond its array, writes outside its place, or is not announced to the byte;
+- a slot is filled before its content was waited for and read, or waited for in the wrong phase;
+- a warp touches another warp's slot;
+- a product is not of all chunks of one whole tile, in order;
+- noise or base logits are read before their copy was waited for, are overwritten before they were read, or fetched and not read;
+- bias, base logit, noise, cache address and token id of a result do not belong together;
+- an entry is cached, or made a candidate, other than once for each position.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+HEAD, NOISE, BASE, CACHE = 1 << 40, 1 << 42, 1 << 44, 1 << 46  # addresses of arrays: nothing else lies there
+SMEM = 1 << 10
+VOCAB_START = 4096  # token id of the shard's first column
+LANES = 32
+TILE_ROWS = 16
+NOISE_BYTES = 4
+SIZES = {"bf16": 2, "fp32": 4}
+_names = itertools.count()
+
+
+class _Uint32(int):
+    """Unsigned 32 bits: made by wrapping, as on the device."""
+
+    def __new__(cls, value: Any = 0) -> _Uint32:
+        return super().__new__(cls, int(value) & 0xFFFF_FFFF)
+
+
+def _int32(value: Any) -> int:
+    """Signed 32 bits. The bits of a Uint32 are taken as they are; a number that does not fit is a mistake of the kernel."""
+    if isinstance(value, _Uint32):
+        return int(value) - (2**32 if value >= 2**31 else 0)
+    value = int(value)
+    assert -(2**31) <= value < 2**31, f"{value} does not fit into 32 bits"
+    return value
+
+
+class _Anything:
+    """A namespace whose every function does nothing: fences and barriers of a single thread."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **keywords: None
+
+
+def _cutlass(place: dict[str, int]) -> dict[str, ModuleType]:
+    """Stand-ins for the DSL's modules. `place`: this thread's "tid", "cta" and "ctas"."""
+    arch = _Anything()
+    arch.thread_idx = lambda: (place["tid"], 0, 0)
+    arch.block_idx = lambda: (place["cta"], 0, 0)
+    arch.grid_dim = lambda: (place["ctas"], 1, 1)
+    arch.make_warp_uniform = int
+    cute = ModuleType("cutlass.cute")
+    cute.arch = arch
+    cute.jit = cute.kernel = lambda function: function
+    cute.make_layout = lambda size: size
+    cute.make_rmem_tensor = lambda size, kind: [kind(0)] * size
+    runtime = ModuleType("cutlass.cute.runtime")
+    runtime.make_fake_stream = object
+    cutlass = ModuleType("cutlass")
+    cutlass.cute = cute
+    cutlass.Constexpr = object
+    cutlass.Boolean, cutlass.Float32, cutlass.Int32, cutlass.Int64, cutlass.Uint32 = bool, float, _int32, int, _Uint32
+    cutlass.Uint64 = lambda value: int(value) & 0xFFFF_FFFF_FFFF_FFFF
+    cutlass.const_expr = lambda value: value
+    cutlass.range_constexpr = range
+    cutlass.range = lambda *bounds, unroll=1: range(*bounds)
+    cutlass.min, cutlass.max = min, max
+    address = _Anything()
+    address.toint = lambda: SMEM
+    allocator = _Anything()
+    allocator.allocate = lambda size, alignment: address
+    cutlass.memory = _Anything()
+    cutlass.memory.SmemAllocator = lambda: allocator
+    return {"cutlass": cutlass, "cutlass.cute": cute, "cutlass.cute.runtime": runtime}
+
+
+class _Value(NamedTuple):
+    """A number by what it stands for, in fp32 or bf16 bits alike. `step` is None for a bias, the same at any position."""
+
+    kind: str  # "noise", "base", "bias", "logit", "score"
+    step: int | None
+    column: int  # of the shard
+
+    def __lshift__(self, bits: int) -> _Value:
+        return self
+
+
+class _Pair(NamedTuple):
+    """Two bf16 in one word."""
+
+    low: _Value
+    high: _Value
+
+    def __lshift__(self, bits: int) -> _Value:
+        return self.low
+
+    def __and__(self, mask: int) -> _Value:
+        return self.high
+
+    def __rshift__(self, bits: int) -> _Value:
+        return self.high if bits else self.low
+
+
+@dataclass
+class _Slot:
+    """One slot of shared memory and its mbarrier."""
+
+    announced: int = 0  # bytes of the fill under way
+    segments: list[tuple[int, int, int]] = field(default_factory=list)  # offset, bytes, byte of the head
+    phase: int = 0  # fills that were waited for
+    filling: bool = False
+    unread: bool = False  # was waited for and not read yet
+
+
+@dataclass
+class _Staged:
+    """The first entries of a tile's noise or base logits of request row 0, in their staging."""
+
+    warp: int
+    first: _Value
+    arrived: bool = False
+
+
+@dataclass
+class Simulation:
+    """What one CTA did: how often each (position, column of the shard) was cached and made a candidate."""
+
+    cached: Counter[tuple[int, int]]
+    candidates: Counter[tuple[int, int]]
+
+
+class _Machine(ModuleType):
+    """What stands for ptx.py and keys.py: memory, copies, mbarriers, and arithmetic on symbolic values."""
+
+    def __init__(self, width: int, row_bytes: int, base_bytes: int, cache_bytes: int) -> None:
+        super().__init__("ptx")
+        self.width, self.row_bytes, self.base_bytes, self.cache_bytes = width, row_bytes, base_bytes, cache_bytes
+        self.pitch = -(-width // TILE_ROWS) * TILE_ROWS  # entries between two positions of noise, base logits and cache
+        self.kernel: Any = None
+        same: Callable[[Any], Any] = lambda x: x  # noqa: E731
+        self.opaque = self.float_of = self.bits_of = self.bf16_bits = same
+        self.ldg_b32 = self.ldg_u16 = same
+        self.bf16x2_bits = _Pair
+        self.select = lambda condition, a, b: a if condition else b
+        self.div_full = lambda logit, temperature: logit
+        self.sts_u16 = self.sts_b32 = self._store_input
+        self.stg_u16 = self.stg_b32 = lambda address, x: self.stg_words(address, [x])
+        self.start(0)
+
+    def __getattr__(self, name: str) -> Any:
+        """A predicated instruction, `x_if(condition, ...)`, is `x` where the condition holds."""
+        plain = name.removesuffix("_if")
+        if plain == name or name.startswith("__"):
+            raise AttributeError(f"the simulation has no ptx.{name}")
+        instruction = getattr(self, plain)
+        return lambda condition, *arguments: instruction(*arguments) if condition else None
+
+    def start(self, first_column: int) -> None:
+        """Forget the CTA before."""
+        self.first_column = first_column
+        self.slots: dict[int, _Slot] = {}
+        self.owners: dict[int, int] = {}
+        self.parked: dict[int, Any] = {}
+        self.staged: dict[int, _Staged] = {}
+        self.found = Simulation(Counter(), Counter())
+        self.start_warp(0)
+
+    def start_warp(self, warp: int) -> None:
+        """Copies are waited for by the thread that made them."""
+        self.warp = warp
+        self.groups: list[list[_Staged]] = []
+        self.open: list[_Staged] = []
+
+    # Shared memory
+
+    def _region(self, address: int) -> str:
+        """Which part of the layout an address lies in."""
+        shared, place = self.kernel.shared, address - SMEM
+        assert 0 <= place < shared.total, f"address {place} of {shared.total} bytes of shared memory"
+        return max((offset, name) for name, offset in shared._asdict().items() if offset <= place and name != "total")[
+            1
+        ]
+
+    def lds_b128(self, address: int) -> list[Any]:
+        if address - SMEM < self.kernel.slots * self.kernel.tile.slot_bytes:
+            return [self._read_slot(address)] * 4
+        if self._region(address) == "row_table":
+            entry, rest = divmod(address - SMEM - self.kernel.shared.row_table, 16)
+            row, step = divmod(entry, self.kernel.num_steps)
+            assert (rest, row) == (0, 0)
+            cache = CACHE + (step * self.pitch + self.first_column) * self.cache_bytes
+            return [cache & 0xFFFF_FFFF, cache >> 32, 1.0, 1]
+        return self.parked.get(address, [None] * 4)  # a parked chunk, or an embedding
+
+    def sts_b128(self, address: int, x: list[Any]) -> None:
+        assert self._region(address) == "parked", "a parked chunk lies outside its place"
+        assert address not in self.parked, "two parked chunks share a place"
+        self.parked[address] = x
+
+    def lds_b64(self, address: int) -> list[Any]:
+        if self._region(address) == "inputs":
+            first = self._read_input(address)
+            return [first, first._replace(column=first.column + 1)]
+        return [None] * 2  # an embedding
+
+    def lds_b32(self, address: int) -> Any:
+        first = self._read_input(address)
+        if first.kind == "base" and self.base_bytes == 2:
+            return _Pair(first, first._replace(column=first.column + 1))
+        return first
+
+    def lds_u16(self, address: int) -> _Value:
+        return self._read_input(address)
+
+    # Noise and base logits
+
+    def _stage(self, dst: int, src: int, nbytes: int) -> _Staged | None:
+        assert self._region(dst) == "inputs" and dst - SMEM + nbytes <= self.kernel.shared.total
+        if (dst - SMEM - self.kernel.shared.inputs) // self.kernel.stage_bytes % self.kernel.rows:
+            return None  # of another request row
+        array, size, kind = (BASE, self.base_bytes, "base") if src >= BASE else (NOISE, NOISE_BYTES, "noise")
+        place, rest = divmod(src - array, size)
+        step, column = divmod(place, self.pitch)
+        assert rest == 0 and step < self.kernel.num_steps
+        assert column + nbytes // size <= self.width, "reads beyond the shard"
+        assert dst not in self.staged, "inputs are overwritten before they were read"
+        self.staged[dst] = _Staged(self.warp, _Value(kind, step, column))
+        return self.staged[dst]
+
+    def _store_input(self, dst: int, src: int) -> None:
+        """One base logit, stored by the thread that loaded it: there at once."""
+        staged = self._stage(dst, src, self.base_bytes)
+        if staged is not None:
+            staged.arrived = True
+
+    def copy_async_16(self, dst: int, src: int) -> None:
+        self.copy_async_16_of(dst, src, 16)
+
+    def copy_async_16_of(self, dst: int, src: int, nbytes: int) -> None:
+        assert 0 < nbytes <= 16 and dst % 16 == 0 and src % 16 == 0
+        staged = self._stage(dst, src, nbytes)
+        if staged is not None:
+            self.open.append(staged)
+
+    def copy_async_commit(self) -> None:
+        self.groups.append(self.open)
+        self.open = []
+
+    def copy_async_wait(self, pending: int) -> None:
+        for group in self.groups[: len(self.groups) - pending]:
+            for staged in group:
+                staged.arrived = True
+
+    def _read_input(self, address: int) -> _Value:
+        staged = self.staged.pop(address, None)
+        assert staged is not None, "inputs that nobody fetched"
+        assert staged.warp == self.warp, f"inputs of warp {staged.warp}"
+        assert staged.arrived, "inputs are read before their copy was waited for"
+        return staged.first
+
+    # The head
+
+    def _slot(self, number: int) -> _Slot:
+        assert 0 <= number < self.kernel.slots, f"slot {number} of {self.kernel.slots}"
+        assert self.owners.setdefault(number, self.warp) == self.warp, f"slot {number} is warp {self.owners[number]}'s"
+        return self.slots.setdefault(number, _Slot())
+
+    def _of_barrier(self, bar: int) -> _Slot:
+        number, rest = divmod(bar - SMEM - self.kernel.shared.barriers, 8)
+        assert rest == 0
+        return self._slot(number)
+
+    def mbarrier_init(self, bar: int, arrivals: int) -> None:
+        assert arrivals == 1 and self._of_barrier(bar) == _Slot()
+
+    def mbarrier_expect(self, bar: int, nbytes: int) -> None:
+        slot = self._of_barrier(bar)
+        assert not slot.filling, "filled again before the last fill was waited for"
+        assert not slot.unread, "filled again before it was read"
+        slot.announced, slot.segments, slot.filling = nbytes, [], True
+
+    def bulk_load(self, dst: int, src: int, nbytes: int, bar: int, keep: bool) -> None:
+        slot = self._of_barrier(bar)
+        number, offset = divmod(dst - SMEM, self.kernel.tile.slot_bytes)
+        assert slot is self._slot(number), "the copy and its barrier belong to different slots"
+        assert nbytes > 0 and nbytes % 16 == 0 and offset + nbytes <= self.kernel.tile.slot_bytes
+        assert 0 <= src - HEAD and src - HEAD + nbytes <= self.width * self.row_bytes, "reads beyond the head"
+        slot.segments.append((offset, nbytes, src - HEAD))
+
+    def mbarrier_wait(self, bar: int, parity: int) -> None:
+        slot = self._of_barrier(bar)
+        assert slot.filling, "waits for a fill that nobody started"
+        assert parity == slot.phase & 1, "waits for the wrong phase"
+        assert slot.announced == sum(nbytes for _, nbytes, _ in slot.segments), "announced other bytes than are copied"
+        self._check_rows(slot)
+        slot.phase, slot.filling, slot.unread = slot.phase + 1, False, True
+
+    def _check_rows(self, slot: _Slot) -> None:
+        """A slot holds consecutive rows of the head from a tile's first on, the upper eight shifted by 64 bytes."""
+        tile = self.kernel.tile
+        rows = {}
+        for offset, nbytes, source in slot.segments:
+            assert nbytes % tile.row_bytes == 0
+            rows |= {offset + done: source + done for done in range(0, nbytes, tile.row_bytes)}
+        first = min(rows.values())
+        count = min(self.width - first // tile.row_bytes, TILE_ROWS)
+        places = [row * tile.row_bytes + (64 if row >= TILE_ROWS // 2 else 0) for row in range(count)]
+        wanted = {place: first + row * tile.row_bytes for row, place in enumerate(places)}
+        assert rows == wanted, "a slot holds other rows than its tile's"
+
+    def _read_slot(self, address: int) -> int | None:
+        number, offset = divmod(address - SMEM, self.kernel.tile.slot_bytes)
+        slot = self._slot(number)
+        assert slot.phase and not slot.filling, "read before it was waited for"
+        slot.unread = False
+        for start, nbytes, source in slot.segments:
+            if start <= offset < start + nbytes:
+                return source + offset - start
+        return None  # a vocabulary row that does not exist
+
+    def mma_bf16(self, fragment: list[Any], e0: Any, e1: Any, acc: list[Any]) -> list[Any]:
+        """Accumulators grow by what they were made from, behind their four numbers."""
+        return [*acc, fragment[0]]
+
+    def biases(self, row_slots: int, lane: int, acc: list[Any]) -> list[list[_Value | None]]:
+        """The lane's biases of row 0, when the accumulators hold every chunk of both groups of a tile, in order."""
+        column = acc[0][0][4] // self.row_bytes
+        for groups in acc:
+            for group, (_, _, _, _, *sources) in enumerate(groups):
+                first = (column + group) * self.row_bytes
+                wanted: list[Any] = [first + chunk * 64 for chunk in range(self.kernel.tile.chunks)]
+                if column + group >= self.width:
+                    wanted = [None] * self.kernel.tile.chunks
+                assert sources == wanted, f"the product of column {column + group} is not of its chunks"
+        return [[_Value("bias", None, column + entry) for entry in range(self.kernel.entries)]]
+
+    # Results
+
+    def add_rn(self, a: _Value, b: _Value) -> _Value:
+        kinds = {("base", "bias"): "logit", ("logit", "noise"): "score"}
+        assert (a.kind, b.kind) in kinds, f"{a} + {b}"
+        assert a.column == b.column and b.step in (None, a.step), f"{a} and {b} do not belong together"
+        return _Value(kinds[a.kind, b.kind], a.step, a.column)
+
+    def stg_words(self, address: int, words: list[Any]) -> None:
+        if address < CACHE:
+            return  # the launch count
+        values = [value for word in words for value in (word if isinstance(word, _Pair) else [word])]
+        place, rest = divmod(address - CACHE, self.cache_bytes)
+        assert rest == 0
+        for entry, value in enumerate(values):
+            step, column = divmod(place + entry, self.pitch)
+            assert value == _Value("logit", step, column), f"{value} cached at position {step}, column {column}"
+            assert column < self.width
+            self.found.cached[step, column] += 1
+
+    def ordered(self, score: _Value) -> int:
+        """Later scores are larger, so that every one is kept."""
+        assert score.kind == "score"
+        self.scored = score
+        self.found.candidates[score.step or 0, score.column] += score.column < self.width
+        return sum(self.found.candidates.values())
+
+    def low_word(self, token: int, id_bits: int) -> int:
+        assert token == VOCAB_START + self.scored.column, f"token {token} for column {self.scored.column}"
+        return 0
+
+
+class Simulator:
+    """The kernel of one model shape and plan line, ready to be run for any CTA.
+
+    Args:
+        rank_dim: Markov rank.
+        num_steps: draft positions.
+        vocab_size: target vocabulary.
+        line: the plan line.
+        base_dtype: "bf16" or "fp32".
+        cache_dtype: "bf16" or "fp32".
+        width: columns of the shard.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank_dim: int,
+        num_steps: int,
+        vocab_size: int,
+        line: Any,
+        base_dtype: str,
+        width: int,
+        cache_dtype: str = "bf16",
+    ) -> None:
+        self.place = {"tid": 0, "cta": 0, "ctas": line.ctas}
+        self.line, self.num_steps, self.width = line, num_steps, width
+        self.machine = _Machine(width, 2 * rank_dim, SIZES[base_dtype], SIZES[cache_dtype])
+        config = ModuleType("config")
+        constants = {"RANK_DIM": rank_dim, "NUM_STEPS": num_steps, "VOCAB_SIZE": vocab_size, "ID_BITS": 19}
+        config.__dict__.update(constants | {"DTYPE_BYTES": SIZES})
+        self.name = f"simulated_{next(_names)}"
+        with self._modules(config):
+            self.module = importlib.import_module(f"{self.name}.model.chain")
+            for name, functions in (("head_tiles", ("biases",)), ("keys", ("ordered", "low_word"))):
+                module = importlib.import_module(f"{self.name}._device.{name}")
+                for function in functions:
+                    assert hasattr(module, function), f"{name}.{function} is gone"
+                    setattr(module, function, getattr(self.machine, function))
+        parts = ("reduce_warp", "agree", "load_row_table", "fetch_embedding", "load_anchor")
+        assert all(hasattr(self.module.ChainKernel, part) for part in parts)
+        left_out = dict.fromkeys(parts, lambda self, *arguments: None)
+        self.kernel_type = type("Instrumented", (self.module.ChainKernel,), left_out)
+        self.kernel = self.kernel_type(line, base_dtype, cache_dtype)
+        self.kernel.lane_rows = 1  # of lane 0 only row 0, whose inputs it copies itself
+        self.machine.kernel = self.kernel
+
+    @contextmanager
+    def _modules(self, config: ModuleType) -> Iterator[None]:
+        """A package of the checked-in kernel, this configuration and the stand-ins, for as long as it is imported."""
+        generated = ROOT / "generated" / "dspark_kernels"
+        packages = {self.name: generated, f"{self.name}._device": generated / "_device"}
+        packages[f"{self.name}.model"] = generated / "deepseek_v41"
+        mine: dict[str, ModuleType] = {}
+        for name, folder in packages.items():
+            mine[name] = ModuleType(name)
+            mine[name].__path__ = [str(folder)]
+        mine[f"{self.name}._device"].ptx = self.machine
+        mine |= {f"{self.name}._device.ptx": self.machine, f"{self.name}.model.config": config}
+        mine |= _cutlass(self.place)
+        before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "cutlass"}
+        for name in before:
+            del sys.modules[name]
+        sys.modules.update(mine)
+        try:
+            yield
+        finally:
+            for name in [name for name in sys.modules if name.split(".")[0] in ("cutlass", self.name)]:
+                del sys.modules[name]
+            sys.modules.update(before)
+
+    def run(self, cta: int, *, base_vector: bool = True) -> Simulation:
+        """Simulate one CTA, with base logits copied by 16 bytes or entry by entry. Raises AssertionError as the module says."""
+        machine = self.machine
+        tiles = -(-self.width // TILE_ROWS)
+        first, last = (tiles * n // self.line.ctas for n in (cta, cta + 1))
+        machine.start(first * TILE_ROWS)
+        arguments = dict.fromkeys(self.module.ARGUMENTS, 0)
+        arguments |= {"head": HEAD, "rows": self.line.row_slots, "width": self.width, "ctas": self.line.ctas}
+        arguments |= {"noise": NOISE, "noise_pitch": machine.pitch, "base": BASE, "base_pos_stride": machine.pitch}
+        arguments |= {"base_row_stride": self.num_steps * machine.pitch, "base_vector": int(base_vector)}
+        arguments |= {"cache_vector": 1, "vocab_start": VOCAB_START}
+        self.place["cta"] = cta
+        for warp in range(self.line.warps):
+            machine.start_warp(warp)
+            self.place["tid"] = warp * LANES
+            self.kernel.kernel(*arguments.values())
+        for number, slot in machine.slots.items():
+            assert not slot.filling and not slot.unread, f"slot {number}: a copy that nobody waited for or read"
+        assert not machine.staged, f"inputs that nobody read: {machine.staged}"
+        columns = [
+            column
+            for tile in range(first, last)
+            for column in range(tile * TILE_ROWS, min(tile * TILE_ROWS + self.kernel.entries, self.width))
+        ]
+        wanted = dict.fromkeys(itertools.product(range(self.num_steps), columns), 1)
+        assert machine.found.cached == wanted, "a tile was not cached once for each position"
+        assert +machine.found.candidates == wanted, "a tile was not a candidate once for each position"
+        return machine.found
