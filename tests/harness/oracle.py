@@ -130,9 +130,43 @@ def gumbel_of_bits(bits: torch.Tensor) -> torch.Tensor:
 
 
 def gumbel_of_bits_fp64(bits: torch.Tensor) -> torch.Tensor:
-    """The same function of the same fp32 uniform in fp64: what the fp32 noise approximates, to 2e-6."""
+    """The same function of the same fp32 uniform in fp64: what the fp32 noise approximates, to `gumbel_error`."""
+    return -torch.log(_minus_log1p_fp64(uniform_of_bits(bits).double()))
+
+
+def _minus_log1p_fp64(u: torch.Tensor) -> torch.Tensor:
+    """-log1p(-u), the logarithm's argument clamped as in the noise."""
+    return -torch.where(u < 1.0, torch.log1p(-u), torch.log(torch.full_like(u, 2.0**-24)))
+
+
+def gumbel_error(bits: torch.Tensor, *, log_ulps: float) -> torch.Tensor:
+    """How far the fp32 noise of these hashes may lie from `gumbel_of_bits_fp64`, fp64 like `bits`.
+
+    u is the same fp32 number in both, so its rounding is no error. With m = -log1p(-u) and g = -log(m), a relative error d of m
+    moves g by -log1p(-d), whatever g is, and the outer logarithm adds its own error. d consists of
+    - below u = 1/4: the terms of the series from u^9 / 9 on, up to 1.9e-6 just below 1/4, and the roundings of the Horner steps
+      and of the final product (each at most 2^-24 of what is rounded; a fused step makes one less);
+    - from 1/4 on: the rounding of 1 - u, at most 2^-24 of it and so 2^-24 of its logarithm, and the error of that logarithm.
+    The largest sums are about 2.2e-6 just below u = 1/4 and about 2.1e-6 at the smallest u, where an ulp of g is 1.9e-6.
+
+    Args:
+        bits: int64 in [0, 2^32).
+        log_ulps: error of the fp32 logarithm in units in the last place of its result: 1 for CUDA's.
+    """
+    half_ulp = 2.0**-24
     u = uniform_of_bits(bits).double()
-    return -torch.log(-torch.where(u < 1.0, torch.log1p(-u), torch.log(torch.full_like(u, 2.0**-24))))
+    exact = _minus_log1p_fp64(u)
+    p, error = torch.full_like(u, 1 / 8), torch.zeros_like(u)
+    for term in range(7, 0, -1):
+        product = u * p
+        p = 1 / term + product
+        error = u * error + half_ulp * (product + 1 / term + p)  # of the product, of the constant, of the sum
+    series = ((exact - u * p) + u * error + half_ulp * u * p) / exact
+    direct = half_ulp / exact + log_ulps * 2 * half_ulp
+    moved = -torch.log1p(-torch.where(u < 0.25, series, direct))
+    largest = torch.log(exact).abs() + moved
+    _, exponent = torch.frexp(largest)
+    return moved + log_ulps * torch.ldexp(torch.ones_like(u), exponent - 24)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
