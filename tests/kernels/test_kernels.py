@@ -110,3 +110,60 @@ def test_nothing_allocates_after_warmup(product: Any, checks: Any, cuda: Any) ->
         subject.chain.fork_noise(case.idx_mapping, case.sample_pos, case.temperature, case.seeds, case.rows)
         subject.chain.sample(*case.call_arguments, query_per_row=case.query_per_row)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def _chains(product: Any, checks: Any, subject: Any, count: int) -> list[Any]:
+    launch = product.module("launch")
+    dtype = checks.DTYPES[subject.cache]
+    return [launch.ChainSampler(*subject.weights, max_reqs=checks.MAX_REQS, cache_dtype=dtype) for _ in range(count)]
+
+
+def test_samplers_of_their_own_run_on_streams_of_their_own(product: Any, checks: Any, cuda: Any) -> None:
+    """Two samplers on one GPU, launched by turns on two streams that nothing orders, noise on side streams of their own."""
+    if not product.has("chain"):
+        pytest.skip(f"{product.model} has no chain kernel")
+    from tests.harness.oracle import why_unequal
+
+    config = product.config
+    subject = checks.exact_subject(product, config.BASE_DTYPES[0], config.CACHE_DTYPES[0], cuda, seed=SEED)
+    samplers = _chains(product, checks, subject, 2)
+    cases = [checks.make_case(subject, rows, seed=rows) for rows in (1, config.MAX_ROWS)]
+    for sampler, case in zip(samplers, cases, strict=True):
+        sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)  # compiles
+        case.poison()
+    streams = [torch.cuda.Stream(cuda) for _ in samplers]
+    torch.cuda.synchronize(cuda)
+    for _ in range(200):
+        for sampler, case, stream in zip(samplers, cases, streams, strict=True):
+            with torch.cuda.stream(stream):
+                sampler.fork_noise(case.idx_mapping, case.sample_pos, case.temperature, case.seeds, case.rows)
+                sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
+    torch.cuda.synchronize(cuda)
+    for sampler, case in zip(samplers, cases, strict=True):
+        sampler.raise_if_failed()
+        assert why_unequal(case, case.draft_tokens, case.logits_cache) is None
+
+
+def test_a_busy_gpu_delays_the_chain_and_nothing_else(product: Any, checks: Any, cuda: Any) -> None:
+    """The launch is cooperative: it starts when every SM can take it, behind kernels of another stream that fill them."""
+    if not product.has("chain"):
+        pytest.skip(f"{product.model} has no chain kernel")
+    from tests.harness.oracle import why_unequal
+
+    config = product.config
+    subject = checks.exact_subject(product, config.BASE_DTYPES[0], config.CACHE_DTYPES[0], cuda, seed=SEED)
+    (sampler,) = _chains(product, checks, subject, 1)
+    case = checks.make_case(subject, config.MAX_ROWS, seed=SEED)
+    sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)  # compiles
+    factor = torch.randn(8192, 8192, dtype=torch.bfloat16, device=cuda)
+    product_of = torch.empty_like(factor)
+    other = torch.cuda.Stream(cuda)
+    case.poison()
+    torch.cuda.synchronize(cuda)
+    for _ in range(20):
+        with torch.cuda.stream(other):
+            torch.mm(factor, factor, out=product_of)
+        sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
+    torch.cuda.synchronize(cuda)
+    sampler.raise_if_failed()
+    assert why_unequal(case, case.draft_tokens, case.logits_cache) is None
