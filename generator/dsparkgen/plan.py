@@ -23,6 +23,7 @@ FEWER_REGISTER_CHUNKS = {
     "sm_100a": 2,
     "sm_103a": 2,
 }  # the compiler's own needs are larger there, with 8 row slots twice that
+SPARE_CHUNKS = 2
 WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
 ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
 TILE_ROWS = 16
@@ -149,10 +150,11 @@ def shared_bytes(line: Any, spec: ModelSpec, base_dtype: str) -> int:
 
 def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> Any | None:
     """The residency with most tiles in registers that fits, and of those the one that streams fastest; None when nothing fits."""
+    if line.tiles > layout.MOST_ITEMS * line.warps:
+        return None
     chunks = spec.markov.rank_dim // CHUNK_DIMS
     fewer = FEWER_REGISTER_CHUNKS.get(device.arch, 0)
     budget = REGISTER_CHUNKS - (2 * fewer if line.row_slots == WIDE_ROWS else fewer)
-
     ahead = min(STAGED_TILES[line.row_slots], -(-line.tiles // line.warps))
 
     def fits(x: Any) -> bool:

@@ -18,16 +18,13 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_fake_stream
 
-from .._device import chain_head, chain_inputs, exchange, head_tiles, keys, plan_line, ptx
+from .._device import chain_agree, chain_head, chain_inputs, exchange, head_tiles, keys, plan_line, ptx
 from .._device.plan_line import PlanLine
 from .config import DTYPE_BYTES, ID_BITS, NUM_STEPS, RANK_DIM, VOCAB_SIZE
 
-TAG_BITS = 32 - ID_BITS  # what a record's lower word has left beside the token id
 LANES = 32
 TILE_ROWS = plan_line.TILE_ROWS
 NOISE_BYTES = plan_line.NOISE_BYTES
-LINE_BYTES = 128  # of L2
-GATHER_BARRIER = 1  # named barrier of the gathering warps; 0 is the CTA's
 
 # What the compiled kernel takes, in this order: addresses and sizes as Python ints, then the stream.
 ARGUMENTS = (
@@ -65,8 +62,8 @@ CONTEXT = """
 tid lane warp cta grid smem rows span streamed resident first_register my_register my_resident my_streamed ring_slots
 head embed base base_row_stride base_pos_stride base_vector noise noise_stride cache cache_req_stride cache_pos_stride
 cache_vector input_ids query_per_row idx_mapping temperature_table draft_tokens token_stride records report timeout_ns
-expected epoch first_column first_token bars embedding_stage embedding parked inputs items
-ahead_items ahead_steps stage stage_slot fragment
+expected epoch first_column first_token bars embedding_stage embedding parked inputs order
+items ahead_items ahead_steps stage stage_slot fragment
 places phase fragments best
 """
 Context = namedtuple("Context", CONTEXT.split())
@@ -77,7 +74,7 @@ def records_words(line: PlanLine) -> int:
     return exchange.records_words(line.ctas, exchange.record_stride(line.row_slots))
 
 
-class ChainKernel(chain_head.Head, chain_inputs.Inputs):
+class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_agree.Agreement):
     """One build: a plan line, the base logits' dtype and the cache's dtype ("bf16" or "fp32")."""
 
     def __init__(self, line: PlanLine, base_dtype: str, cache_dtype: str, pdl: bool = False) -> None:
@@ -85,15 +82,14 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         base_bytes, cache_bytes = DTYPE_BYTES[base_dtype], DTYPE_BYTES[cache_dtype]
         chain_head.Head.__init__(self, line, RANK_DIM, NUM_STEPS, base_bytes)
         chain_inputs.Inputs.__init__(self, line, RANK_DIM, NUM_STEPS, VOCAB_SIZE, base_bytes, cache_bytes)
+        chain_agree.Agreement.__init__(self, line, ID_BITS)
         self.threads = line.warps * LANES
-        self.lane_rows = min(self.rows, 2)  # request rows whose entries one lane finishes
-        self.gather = exchange.Gather(self.rows, line.ctas + 1)
-        self.stride = exchange.record_stride(self.rows)
 
     # ---- a tile's 16 entries of each row: cache and candidates
 
-    def load_entries(self, c, step: Int32) -> list:
-        """What the lane's entries of the tile whose turn it is need beside the bias: per row h its index, state words, noise, base."""
+    def load_entries(self, c, step: Int32, item: Int32) -> list:
+        """What the lane's entries of the tile whose turn it is need beside the bias, per row: whether it is live, column, state words,
+        noise, base. Their staging is free then, and the inputs of a later tile start into it."""
         self.wait_inputs()
         lane = ptx.opaque(c.lane) if self.wide else c.lane
         first, column = head_tiles.bias_row(self.rows, lane), head_tiles.bias_entry(self.rows, lane)
@@ -106,10 +102,11 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             noise = self.load_fp32(staged + column * NOISE_BYTES)
             base = self.load_base(staged + TILE_ROWS * NOISE_BYTES + column * self.base_bytes)
             loaded.append((first + h < c.rows, column, state, noise, base))
+        self.fetch_inputs_ahead(c, item, step)
         return loaded
 
     @cute.jit
-    def finish_tile(self, c, step: Int32, item: Int32, tile: Int32, acc, loaded):
+    def finish_tile(self, c, tile: Int32, acc, loaded):
         """logit = round(base + bias) into the cache, score against the lane's best so far."""
         biases = head_tiles.biases(self.rows, c.lane, acc)
         for h in cutlass.range_constexpr(self.lane_rows):
@@ -117,9 +114,11 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             at = tile * TILE_ROWS + column  # from the CTA's first column
             temperature = ptx.float_of(state[2])
             logits = [ptx.add_rn(base[e], biases[h][e]) for e in range(self.entries)]
-            words = [ptx.bits_of(x) for x in logits]
+            words = []
             if cutlass.const_expr(self.rounds):
                 logits, words = self.round_bf16(logits)
+            if cutlass.const_expr(self.cache_bytes == 4):
+                words = [ptx.bits_of(x) for x in logits]
             cache_row = Int64((Uint64(state[1]) << Uint64(32)) | Uint64(state[0]))
             self.store_logits(c, live & (state[3] != 0), cache_row + Int64(at) * self.cache_bytes, at, words)
             top, low = Uint32(0), Uint32(0)
@@ -134,7 +133,6 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
                     top = rank
                     low = keys.low_word(c.first_token + at + e, ID_BITS)
             c.best[2 * h], c.best[2 * h + 1] = keys.larger(top, low, c.best[2 * h], c.best[2 * h + 1])
-        self.fetch_inputs_ahead(c, item, step)
 
     # ---- one position
 
@@ -167,12 +165,12 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         """`count` register tiles of the warp from its `first` on."""
         for i in cutlass.range_constexpr(self.residency.register_tiles):
             if (i >= first) & (i < first + count) & (i < c.my_register):
-                loaded = None if cutlass.const_expr(self.wide) else self.load_entries(c, step)
+                loaded = None if cutlass.const_expr(self.wide) else self.load_entries(c, step, item + i - first)
                 acc = self.multiply_register_tile(c, i)
                 if cutlass.const_expr(self.wide):
-                    loaded = self.load_entries(c, step)
+                    loaded = self.load_entries(c, step, item + i - first)
                 tile = ptx.opaque(c.first_register + i * self.line.warps)  # else its addresses fill registers in all positions
-                self.finish_tile(c, step, item + i - first, tile, acc, loaded)
+                self.finish_tile(c, tile, acc, loaded)
 
     @cute.jit
     def do_shared_tile(self, c, step: Int32, item: Int32, it: Int32):
@@ -180,74 +178,14 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
         tile, slot, streamed = self.shared_tile(c, it)
         if streamed | (step == 0):
             self.wait_slot(c, slot)
-        loaded = None if cutlass.const_expr(self.wide) else self.load_entries(c, step)
+        loaded = None if cutlass.const_expr(self.wide) else self.load_entries(c, step, item)
         acc = self.multiply_slot(c, slot)
         if cutlass.const_expr(self.ring > 0):
             if streamed:
                 self.refill(c, step, slot, tile)
         if cutlass.const_expr(self.wide):
-            loaded = self.load_entries(c, step)
-        self.finish_tile(c, step, item, tile, acc, loaded)
-
-    @cute.jit
-    def reduce_warp(self, c):
-        """The warp's best key of each row into shared memory."""
-        first = head_tiles.bias_row(self.rows, ptx.opaque(c.lane))
-        for h in cutlass.range_constexpr(self.lane_rows):
-            hi, lo = c.best[2 * h], c.best[2 * h + 1]
-            if cutlass.const_expr(self.rows == 1):
-                hi, lo = keys.warp_largest(hi, lo)
-            else:
-                for distance in cutlass.range_constexpr(len(head_tiles.bias_lanes(self.rows))):
-                    lanes = head_tiles.bias_lanes(self.rows)[distance]
-                    hi, lo = keys.larger(ptx.shuffle_xor(hi, lanes), ptx.shuffle_xor(lo, lanes), hi, lo)
-            if (c.lane < head_tiles.bias_lanes(self.rows)[0]) & (first + h < self.rows):
-                self.store_key(c, self.shared.keys + ((first + h) * plan_line.RED_WARPS + c.warp) * plan_line.KEY_BYTES, hi, lo)
-
-    def store_key(self, c, offset: Int32, hi: Uint32, lo: Uint32) -> None:
-        ptx.sts_b64(c.smem + offset, [lo, hi])
-
-    @cute.jit
-    def largest_key(self, c, offset: Int32, count: cutlass.Constexpr):
-        """The largest of `count` consecutive keys in shared memory, in every lane."""
-        words = [Uint32(0), Uint32(0)]
-        if c.lane < count:
-            words = ptx.lds_b64(c.smem + offset + c.lane * plan_line.KEY_BYTES)
-        return keys.warp_largest(words[1], words[0])
-
-    @cute.jit
-    def agree(self, c, step: Int32, sequence: Uint32):
-        """Warp n publishes this CTA's best key of row n, waits for everybody's and fetches the winner's embedding."""
-        if c.warp < self.rows:
-            keys_at = self.shared.keys + c.warp * (plan_line.RED_WARPS * plan_line.KEY_BYTES)
-            hi, lo = self.largest_key(c, keys_at, self.line.warps)
-            if c.lane == 0:
-                exchange.publish(c, sequence, c.warp, hi, lo, TAG_BITS, self.stride)
-            if (c.lane * LINE_BYTES < self.tile.row_bytes) & (hi != 0):
-                candidate = c.embed + Int64(keys.token_of(lo, ID_BITS)) * self.tile.row_bytes
-                ptx.prefetch_l2(candidate + Int64(c.lane) * LINE_BYTES)
-            if (step + 1 < NUM_STEPS) | (c.cta == 0):  # only CTA 0 reports the last token
-                best = exchange.gather(c, sequence, step, self.gather, TAG_BITS, self.stride)
-                hi, lo = best[0]
-                if cutlass.const_expr(self.rows > 1):
-                    hi, lo = self.join_shares(c, best)
-                token = keys.token_of(lo, ID_BITS)
-                if hi == 0:  # a row slot without a row
-                    token = Int32(0)
-                if step + 1 < NUM_STEPS:
-                    self.fetch_embedding(c, c.warp, token)
-                if (c.cta == 0) & (c.lane == 0) & (c.warp < c.rows):
-                    ptx.stg_s64(c.draft_tokens + (Int64(c.warp) * c.token_stride + step) * 8, Int64(token))
-
-    @cute.jit
-    def join_shares(self, c, best):
-        """The winner of row `warp` from what the gathering warps found in their shares of the records."""
-        if c.lane < self.gather.lanes:
-            for p in cutlass.range_constexpr(self.gather.pair):
-                row = c.lane * self.gather.pair + p
-                self.store_key(c, self.shared.partials + (row * self.rows + c.warp) * plan_line.KEY_BYTES, best[p][0], best[p][1])
-        cute.arch.barrier(barrier_id=GATHER_BARRIER, number_of_threads=self.rows * LANES)
-        return self.largest_key(c, self.shared.partials + c.warp * (self.rows * plan_line.KEY_BYTES), self.rows)
+            loaded = self.load_entries(c, step, item)
+        self.finish_tile(c, tile, acc, loaded)
 
     @cute.kernel
     def kernel(
@@ -322,6 +260,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs):
             embedding=smem + shared.embedding + head_tiles.embedding_offset(self.rows, self.embed_half, lane),
             parked=smem + shared.parked + warp * (self.residency.register_tiles * self.parked_chunks * TILE_ROWS * 64) + lane * 16,
             inputs=smem + shared.inputs + warp * (self.residency.ahead * self.rows * self.stage_bytes),
+            order=smem + shared.order + warp * (plan_line.MOST_ITEMS * plan_line.ORDER_BYTES),
             items=items, ahead_items=self.residency.ahead % cutlass.max(items, 1),
             ahead_steps=self.residency.ahead // cutlass.max(items, 1),
             stage=cute.make_rmem_tensor(cute.make_layout(1), Int32),

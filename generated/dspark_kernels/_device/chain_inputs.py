@@ -109,11 +109,14 @@ class Inputs:
 
     @cute.jit
     def fetch_first_inputs(self, c):
-        """fetch_inputs of the first tiles of the warp's order, which goes on from position to position."""
+        """Writes down the warp's order of tiles, and fetch_inputs of the first; the order goes on from position to position."""
+        if c.lane < c.items:
+            ptx.sts_u16(c.order + c.lane * plan_line.ORDER_BYTES, Uint32(self.tile_of(c, c.lane)))
+        cute.arch.sync_warp()
         item, step = Int32(0), Int32(0)
         for stage in cutlass.range(self.residency.ahead, unroll=1):
             if c.items > 0:
-                self.fetch_inputs(c, self.tile_of(c, item), step, stage)
+                self.fetch_inputs(c, Int32(ptx.lds_u16(c.order + item * plan_line.ORDER_BYTES)), step, stage)
             item += 1
             if item >= c.items:
                 item = Int32(0)
@@ -127,7 +130,7 @@ class Inputs:
         if after >= c.items:
             after -= c.items
             position += 1
-        self.fetch_inputs(c, self.tile_of(c, after), position, c.stage[0])
+        self.fetch_inputs(c, Int32(ptx.lds_u16(c.order + after * plan_line.ORDER_BYTES)), position, c.stage[0])
         c.stage[0] = c.stage[0] + 1
         if c.stage[0] == self.residency.ahead:
             c.stage[0] = Int32(0)

@@ -7,7 +7,6 @@ largest of all; the complemented id makes the lowest id win among equals. The ta
 carry the exchange's sequence number in a record (exchange.py). Key 0 is "no candidate": ordered(-inf) is already larger.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 

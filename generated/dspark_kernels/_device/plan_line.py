@@ -41,6 +41,8 @@ KEY_BYTES = 8
 RED_WARPS = 16  # keys per row in the block reduction, one a warp
 ROW_TABLE_BYTES = 16
 NOISE_BYTES = 4  # fp32
+MOST_ITEMS = 32  # tiles of a warp: one a lane writes the order down
+ORDER_BYTES = 2
 
 
 class SharedLayout(NamedTuple):
@@ -52,6 +54,7 @@ class SharedLayout(NamedTuple):
     keys: int  # [row slot][warp] best key
     partials: int  # [row slot][gathering warp] largest key of its share of the records
     row_table: int  # [row slot][position] 16 bytes: cache address, temperature, whether the cache is written
+    order: int  # [warp][MOST_ITEMS] the warp's tiles in its order, 16 bits each
     barriers: int  # one mbarrier a slot
     inputs: int  # [warp][ahead][row slot] noise and base logits of a tile
     total: int
@@ -90,6 +93,7 @@ def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int
         line.row_slots * RED_WARPS * KEY_BYTES,
         line.row_slots * line.row_slots * KEY_BYTES,
         line.row_slots * num_steps * ROW_TABLE_BYTES,
+        line.warps * MOST_ITEMS * ORDER_BYTES,
         slots * MBARRIER_BYTES,
         line.warps * x.ahead * line.row_slots * stage_bytes(base_bytes),
     )
