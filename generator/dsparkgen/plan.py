@@ -160,6 +160,13 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
     def fits(x: Any) -> bool:
         return shared_bytes(line._replace(**{base_dtype: x}), spec, base_dtype) <= device.smem_per_block_bytes
 
+    if line.row_slots == WIDE_ROWS and base_dtype == "fp32":
+        # Where everything stays on the chip anyway; with all chunks in registers, this build spills (`compile --all` shows it).
+        tiles = min(-(-budget // chunks), -(-line.tiles // line.warps))
+        in_registers = min(chunks, (budget - SPARE_CHUNKS) // max(tiles, 1))
+        whole = Residency(tiles, in_registers, max(line.tiles - tiles * line.warps, 0), 0, ahead, 0)
+        if in_registers and fits(whole):
+            return whole
     for tiles in range(min(-(-budget // chunks), -(-line.tiles // WARPS)), -1, -1):
         need = max(line.tiles - tiles * line.warps, 0)
         in_registers = min(chunks, budget // tiles) if tiles else 0
