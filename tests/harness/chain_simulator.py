@@ -164,7 +164,7 @@ class _Machine(ModuleType):
         self.bf16x2_bits = _Pair
         self.select = lambda condition, a, b: a if condition else b
         self.div_full = lambda logit, temperature: logit
-        self.sts_u16 = self.sts_b32 = self._store_input
+        self.sts_b32 = self._store_input
         self.stg_u16 = self.stg_b32 = lambda address, x: self.stg_words(address, [x])
         self.start(0)
 
@@ -183,6 +183,8 @@ class _Machine(ModuleType):
         self.owners: dict[int, int] = {}
         self.parked: dict[int, Any] = {}
         self.staged: dict[int, _Staged] = {}
+        self.orders: dict[int, tuple[int, int]] = {}
+        self.other_lane = False
         self.found = Simulation(Counter(), Counter())
         self.start_warp(0)
 
@@ -230,15 +232,29 @@ class _Machine(ModuleType):
             return _Pair(first, first._replace(column=first.column + 1))
         return first
 
-    def lds_u16(self, address: int) -> _Value:
-        return self._read_input(address)
+    def lds_u16(self, address: int) -> Any:
+        if self._region(address) == "inputs":
+            return self._read_input(address)
+        if self.other_lane:
+            return 0
+        assert address in self.orders, "an entry of the order that nobody wrote"
+        warp, tile = self.orders[address]
+        assert warp == self.warp, f"the order of warp {warp}"
+        return tile
+
+    def sts_u16(self, address: int, x: int) -> None:
+        if self._region(address) == "inputs":
+            self._store_input(address, x)
+            return
+        assert self._region(address) == "order" and address not in self.orders
+        self.orders[address] = self.warp, x
 
     # Noise and base logits
 
     def _stage(self, dst: int, src: int, nbytes: int) -> _Staged | None:
         assert self._region(dst) == "inputs" and dst - SMEM + nbytes <= self.kernel.shared.total
-        if (dst - SMEM - self.kernel.shared.inputs) // self.kernel.stage_bytes % self.kernel.rows:
-            return None  # of another request row
+        if self.other_lane or (dst - SMEM - self.kernel.shared.inputs) // self.kernel.stage_bytes % self.kernel.rows:
+            return None  # of another request row, or another piece of row 0
         array, size, kind = (BASE, self.base_bytes, "base") if src >= BASE else (NOISE, NOISE_BYTES, "noise")
         place, rest = divmod(src - array, size)
         step, column = divmod(place, self.pitch)
@@ -258,14 +274,16 @@ class _Machine(ModuleType):
         self.copy_async_16_of(dst, src, 16)
 
     def copy_async_16_of(self, dst: int, src: int, nbytes: int) -> None:
-        assert 0 < nbytes <= 16 and dst % 16 == 0 and src % 16 == 0
+        assert 0 <= nbytes <= 16 and dst % 16 == 0 and src % 16 == 0
         staged = self._stage(dst, src, nbytes)
         if staged is not None:
+            assert nbytes > 0
             self.open.append(staged)
 
     def copy_async_commit(self) -> None:
-        self.groups.append(self.open)
-        self.open = []
+        if not self.other_lane:
+            self.groups.append(self.open)
+            self.open = []
 
     def copy_async_wait(self, pending: int) -> None:
         for group in self.groups[: len(self.groups) - pending]:
@@ -427,8 +445,8 @@ class Simulator:
                     setattr(module, function, getattr(self.machine, function))
         parts = ("reduce_warp", "agree", "load_row_table", "fetch_embedding", "load_anchor")
         assert all(hasattr(self.module.ChainKernel, part) for part in parts)
-        left_out = dict.fromkeys(parts, lambda self, *arguments: None)
-        self.kernel_type = type("Instrumented", (self.module.ChainKernel,), left_out)
+        changed = dict.fromkeys(parts, lambda self, *arguments: None) | {"fetch_first_inputs": self._by_all_lanes()}
+        self.kernel_type = type("Instrumented", (self.module.ChainKernel,), changed)
         self.kernel = self.kernel_type(line, base_dtype, cache_dtype)
         self.kernel.lane_rows = 1  # of lane 0 only row 0, whose inputs it copies itself
         self.machine.kernel = self.kernel
@@ -456,6 +474,19 @@ class Simulator:
             for name in [name for name in sys.modules if name.split(".")[0] in ("cutlass", self.name)]:
                 del sys.modules[name]
             sys.modules.update(before)
+
+    def _by_all_lanes(self) -> Callable[[Any, Any], None]:
+        """fetch_first_inputs, in which the lanes write down the warp's order together; lane 0 comes last."""
+        original, machine = self.module.ChainKernel.fetch_first_inputs, self.machine
+
+        def fetch_first_inputs(kernel: Any, c: Any) -> None:
+            machine.other_lane = True
+            for lane in range(1, LANES):
+                original(kernel, c._replace(lane=lane))
+            machine.other_lane = False
+            original(kernel, c)
+
+        return fetch_first_inputs
 
     def run(self, cta: int, *, base_vector: bool = True) -> Simulation:
         """Simulate one CTA, with base logits copied by 16 bytes or entry by entry. Raises AssertionError as the module says."""
