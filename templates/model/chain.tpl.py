@@ -355,8 +355,8 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_agree.Agreement):
             block=[self.threads, 1, 1],
             smem=self.shared.total,
             stream=stream,
-            cooperative=True,  # the exchange needs every CTA resident; the driver refuses a grid that is not
-            use_pdl=self.pdl,
+            cooperative=not self.pdl,  # the exchange needs every CTA resident: the driver refuses a grid that is not
+            use_pdl=self.pdl,  # overlaps the kernel before only without that attribute; the launcher then checks residency
             min_blocks_per_mp=1,
         )  # fmt: skip
 
@@ -366,7 +366,8 @@ def compile_chain(
 ):
     """Compiles one build; needs no GPU.
 
-    `arch` such as "sm_90a" (default: this machine's GPU). Returns the callable of the DSL: it takes ARGUMENTS, then a stream.
+    `arch` such as "sm_90a" (default: this machine's GPU). `pdl`: programmatic dependent launch; the head is loaded while the kernel
+    ahead in the stream still runs. Returns the callable of the DSL: it takes ARGUMENTS, then a stream.
     """
     dummies = [Int32(1) if name in NARROW else Int64(16) for name in ARGUMENTS]
     flags = f"--gpu-arch {arch} {options}" if arch else options
