@@ -150,15 +150,16 @@ def shared_bytes(line: Any, spec: ModelSpec, base_dtype: str) -> int:
 
 def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> Any | None:
     """The residency with most tiles in registers that fits, and of those the one that streams fastest; None when nothing fits."""
-    if line.tiles > layout.MOST_ITEMS * line.warps:
-        return None
     chunks = spec.markov.rank_dim // CHUNK_DIMS
     fewer = FEWER_REGISTER_CHUNKS.get(device.arch, 0)
     budget = REGISTER_CHUNKS - (2 * fewer if line.row_slots == WIDE_ROWS else fewer)
     ahead = min(STAGED_TILES[line.row_slots], -(-line.tiles // line.warps))
 
     def fits(x: Any) -> bool:
-        return shared_bytes(line._replace(**{base_dtype: x}), spec, base_dtype) <= device.smem_per_block_bytes
+        return (
+            shared_bytes(line._replace(**{base_dtype: x}), spec, base_dtype) <= device.smem_per_block_bytes
+            and most_items(line, x) <= layout.MOST_ITEMS
+        )
 
     if line.row_slots == WIDE_ROWS and base_dtype == "fp32":
         # Where everything stays on the chip anyway; with all chunks in registers, this build spills (`compile --all` shows it).
@@ -184,6 +185,18 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
         if found:
             return min(found)[2]
     return None
+
+
+def most_items(line: Any, placed: Any) -> int:
+    """Tiles of the warp that has most: a ring of fewer slots than warps leaves its warps more than their share."""
+    in_registers = min(line.tiles, placed.register_tiles * line.warps)
+    streamed = max(line.tiles - in_registers - placed.resident, 0)
+    return max(
+        len(range(warp, in_registers, line.warps))
+        + (len(range(warp, streamed, placed.ring)) if warp < placed.ring else 0)
+        + len(range(placed.ring + (warp - placed.ring) % line.warps, placed.ring + placed.resident, line.warps))
+        for warp in range(line.warps)
+    )
 
 
 def kept_tiles(streamed: int, rank_dim: int, device: DeviceSpec) -> int:

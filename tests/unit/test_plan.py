@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.harness import chain_simulator
 
@@ -74,6 +74,7 @@ def check_line(spec: ModelSpec, line: Any) -> None:
         assert 0 <= placed.keep <= rest - placed.resident
         assert placed.register_chunks * placed.register_tiles <= plan.REGISTER_CHUNKS
         assert placed.register_chunks <= spec.markov.rank_dim // plan.CHUNK_DIMS
+        assert plan.most_items(line, placed) <= plan.layout.MOST_ITEMS
         slots = plan.layout.slot_count(line, plan.BYTES[dtype])
         assert slots >= placed.ring + placed.resident
         assert slots <= PHASE_BITS * line.warps
@@ -167,6 +168,7 @@ def test_every_tile_is_visited_whatever_the_residency(data: st.DataObject, spec:
         warps=warps, tiles=tiles, bf16=placed, fp32=placed, shared_bytes=0,
         partial=partial or width % plan.TILE_ROWS != 0,
     )  # fmt: skip
+    assume(plan.most_items(line, placed) <= plan.layout.MOST_ITEMS)
     for cta in range(ctas):
         simulate(spec, line, "bf16", width, cta)
 
@@ -181,6 +183,19 @@ def test_every_cta_of_known_vocabularies(vocab: int, slots: int) -> None:
     ctas = range(line.ctas) if vocab == 1000 and slots == 1 else (0, 1, line.ctas // 2, line.ctas - 1)
     for cta in ctas:
         simulate(spec, line, "bf16", vocab, cta)
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab", "rank_dim"), [("h20", 300_000, 384), ("h20", 262_144, 416), ("h100", 300_000, 512)]
+)
+@pytest.mark.parametrize("slots", [1, 8])
+def test_no_warp_has_more_tiles_than_it_can_write_down(name: str, vocab: int, rank_dim: int, slots: int) -> None:
+    """Where the fastest ring would be short: its warps would have more tiles than lanes."""
+    spec = make_spec(vocab, rank_dim, 2, 8, (1,))
+    line = plan.plan_model(spec, {name: DEVICES[name]}).line(name, 1, slots)
+    assert line is not None
+    check_line(spec, line)
+    simulate(spec, line, "fp32", vocab, 0)
 
 
 def _wrong_refill(kernel: Any) -> None:
