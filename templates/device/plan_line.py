@@ -81,6 +81,15 @@ def slot_count(line: PlanLine, base_bytes: int) -> int:
     return max(x.ring + x.resident, line.warps if x.register_tiles else 0)
 
 
+def most_items(line: PlanLine, base_bytes: int) -> int:
+    """Tiles of the warp that has most; a build refuses more than MOST_ITEMS."""
+    x = residency(line, base_bytes)
+    in_registers = min(line.tiles, x.register_tiles * line.warps)
+    resident = min(line.tiles - in_registers, x.resident)
+    streamed = line.tiles - in_registers - resident
+    return x.register_tiles + -(-resident // line.warps) + -(-streamed // max(x.ring, 1))
+
+
 def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int) -> SharedLayout:
     """Where everything lies, for one plan line and base logits of `base_bytes` (2 or 4) an entry."""
     x = residency(line, base_bytes)

@@ -80,6 +80,9 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_agree.Agreement):
     def __init__(self, line: PlanLine, base_dtype: str, cache_dtype: str, pdl: bool = False) -> None:
         self.pdl = pdl
         base_bytes, cache_bytes = DTYPE_BYTES[base_dtype], DTYPE_BYTES[cache_dtype]
+        items = plan_line.most_items(line, base_bytes)
+        if items > plan_line.MOST_ITEMS:
+            raise ValueError(f"{line}: expected at most {plan_line.MOST_ITEMS} tiles a warp, got {items}")
         chain_head.Head.__init__(self, line, RANK_DIM, NUM_STEPS, base_bytes)
         chain_inputs.Inputs.__init__(self, line, RANK_DIM, NUM_STEPS, VOCAB_SIZE, base_bytes, cache_bytes)
         chain_agree.Agreement.__init__(self, line, ID_BITS)

@@ -79,8 +79,9 @@ def _odd_shared(tiles: int, chunks: int, ahead: int) -> Places:
     yield from ((0, 0, resident, 7, ahead + 1, 1) for resident in range(tiles - 1 - tiles % 2, 0, -2))
 
 
-def _one_warps_ring(tiles: int, chunks: int, ahead: int) -> Places:
-    yield 1, min(chunks, FORCED_CHUNKS) - 1, 1, 1, 2, 0
+def _least_ring(tiles: int, chunks: int, ahead: int) -> Places:
+    for ring in range(1, 13):  # a warp's order holds only so many tiles
+        yield 1, min(chunks, FORCED_CHUNKS) - 1, 1, ring, 2, 0
 
 
 # How a forced residency places a CTA's `tiles` of `chunks` each, as plan.Residency's fields: the first that fits is taken.
@@ -91,7 +92,7 @@ FORCED: Mapping[str, Callable[[int, int, int], Places]] = {
     "all registers": _all_registers,
     "odd ring, 3 shared": _odd_ring,
     "odd shared, ring of 7": _odd_shared,
-    "registers, 1 shared, ring of 1": _one_warps_ring,
+    "registers, 1 shared, least ring": _least_ring,
 }
 PLANNED = "planned"
 
@@ -168,7 +169,8 @@ def forced_line(build: Build, device: DeviceSpec) -> Any | None:
             shared_bytes=0,
             partial=partial,
         )
-        if shared_bytes(line, build) <= device.smem_per_block_bytes:
+        items = plan.layout.most_items(line, plan.BYTES[build.base])
+        if shared_bytes(line, build) <= device.smem_per_block_bytes and items <= plan.layout.MOST_ITEMS:
             return line._replace(shared_bytes=shared_bytes(line, build))
     return None
 
