@@ -24,6 +24,7 @@ FEWER_REGISTER_CHUNKS = {
     "sm_103a": 2,
 }  # the compiler's own needs are larger there, with 8 row slots twice that
 SPARE_CHUNKS = 2
+MOST_WITHOUT_RING = 2  # register tiles a warp where nothing is streamed
 WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
 ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
 TILE_ROWS = 16
@@ -156,22 +157,25 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
     ahead = min(STAGED_TILES[line.row_slots], -(-line.tiles // line.warps))
 
     def fits(x: Any) -> bool:
-        return (
-            shared_bytes(line._replace(**{base_dtype: x}), spec, base_dtype) <= device.smem_per_block_bytes
-            and most_items(line, x) <= layout.MOST_ITEMS
-        )
+        placed = line._replace(**{base_dtype: x})
+        if shared_bytes(placed, spec, base_dtype) > device.smem_per_block_bytes:
+            return False
+        return layout.most_items(placed, BYTES[base_dtype]) <= layout.MOST_ITEMS
 
-    if line.row_slots == WIDE_ROWS and base_dtype == "fp32":
-        # Where everything stays on the chip anyway; with all chunks in registers, this build spills (`compile --all` shows it).
-        tiles = min(-(-budget // chunks), -(-line.tiles // line.warps))
-        in_registers = min(chunks, (budget - SPARE_CHUNKS) // max(tiles, 1))
-        whole = Residency(tiles, in_registers, max(line.tiles - tiles * line.warps, 0), 0, ahead, 0)
-        if in_registers and fits(whole):
-            return whole
-    for tiles in range(min(-(-budget // chunks), -(-line.tiles // WARPS)), -1, -1):
+    # Where everything stays on the chip anyway, few register tiles do: more of them, or in a wide fp32 build all their chunks, make the
+    # compiler spill (`compile --all` and the residency cover show it).
+    most = min(-(-budget // chunks), -(-line.tiles // line.warps))
+    few = min(most, MOST_WITHOUT_RING)
+    spare = SPARE_CHUNKS if line.row_slots == WIDE_ROWS and base_dtype == "fp32" else 0
+    in_registers = min(chunks, (budget - spare) // max(few, 1))
+    whole = Residency(few, in_registers, max(line.tiles - few * line.warps, 0), 0, ahead, 0)
+    if few and in_registers and fits(whole):
+        return whole
+    for tiles in range(most, -1, -1):
         need = max(line.tiles - tiles * line.warps, 0)
         in_registers = min(chunks, budget // tiles) if tiles else 0
-        if fits(Residency(tiles, in_registers, need, 0, ahead, 0)):
+        spills = tiles > MOST_WITHOUT_RING and line.row_slots == WIDE_ROWS
+        if not spills and fits(Residency(tiles, in_registers, need, 0, ahead, 0)):
             return Residency(tiles, in_registers, need, 0, ahead, 0)
         found = []
         for ring in range(SMALLEST_RING, line.warps + 1):
@@ -185,18 +189,6 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
         if found:
             return min(found)[2]
     return None
-
-
-def most_items(line: Any, placed: Any) -> int:
-    """Tiles of the warp that has most: a ring of fewer slots than warps leaves its warps more than their share."""
-    in_registers = min(line.tiles, placed.register_tiles * line.warps)
-    streamed = max(line.tiles - in_registers - placed.resident, 0)
-    return max(
-        len(range(warp, in_registers, line.warps))
-        + (len(range(warp, streamed, placed.ring)) if warp < placed.ring else 0)
-        + len(range(placed.ring + (warp - placed.ring) % line.warps, placed.ring + placed.resident, line.warps))
-        for warp in range(line.warps)
-    )
 
 
 def kept_tiles(streamed: int, rank_dim: int, device: DeviceSpec) -> int:

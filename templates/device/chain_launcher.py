@@ -48,8 +48,7 @@ class ChainLauncher:
     - The kernel ahead must write neither weight: the head may be read before it ends. A reload of the weights needs an
       event, a copy or any ordinary kernel between itself and the chain.
     - The kernel ahead must end by itself. The chain's CTAs take their SMs while they wait for it, so that a kernel ahead
-      that waits for something launched after it, on whatever stream, is waited for until the end of time: that wait has
-      no timeout.
+      that waits for something launched after it, on whatever stream, hangs the GPU: no timeout bounds this wait.
     - The chain waits for the kernel just ahead. Where that one was launched programmatically too, it must itself have
       waited for the one before it, or what the earlier one writes may be read too early.
     - It is launched without the cooperative attribute, with which nothing overlaps. That all CTAs are on the chip at

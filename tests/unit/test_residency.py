@@ -99,7 +99,7 @@ def test_forced_lines_are_what_their_names_say(name: str, device: DeviceSpec, bu
         elif name == "odd shared, ring of 7":
             assert x.ring == 7 and x.resident % 2 == 1 and streamed >= 1
         else:
-            assert (x.register_tiles, x.resident, x.ring) == (1, 1, 1)
+            assert (x.register_tiles, x.resident) == (1, 1) and x.ring >= 1
 
 
 def test_the_base_spec_and_every_build_are_valid_specs(builds: dict[int, Build]) -> None:

@@ -190,6 +190,36 @@ class ArgumentBlock:
         self._launch(*self._slots)
 
 
+def blocks_per_sm(compiled: Any, threads: int, shared: int) -> int | None:
+    """CTAs of a compiled kernel that the driver places on one SM of the current device at once.
+
+    None where the compiled object has no loaded library to ask about. Loads the kernel. Raises RuntimeError where the
+    driver refuses the question.
+
+    Args:
+        compiled: what CuTe DSL compiled, with one kernel in it.
+        threads: threads of a CTA.
+        shared: dynamic shared memory of a CTA in bytes.
+    """
+    names = list(getattr(compiled, "kernel_info", None) or ())
+    library = getattr(compiled, "library", None)
+    if library is None or len(names) != 1:
+        return None
+    from cuda.bindings import driver
+
+    def ask(answer: tuple[Any, ...]) -> Any:
+        if answer[0] != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"occupancy of the chain kernel: expected CUDA_SUCCESS, got {answer[0].name}")
+        return answer[-1]
+
+    kernel = ask(driver.cuLibraryGetKernel(driver.CUlibrary(int(library)), names[0].encode()))
+    function = ask(driver.cuKernelGetFunction(kernel))
+    # The answer for more than 48 KiB counts this attribute, which the launch needs as well.
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    ask(driver.cuFuncSetAttribute(function, attribute, shared))
+    return int(ask(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared)))
+
+
 class Variant(NamedTuple):
     """One compiled chain kernel and the device state that belongs to it alone."""
 

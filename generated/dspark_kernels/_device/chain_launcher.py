@@ -15,11 +15,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from . import chain_call, host
+from . import chain_call, host, plan_line
 from .chain_call import ArgumentBlock, Expectations, Variant
 from .host import Expected
 
 NS_PER_MS = 1_000_000
+WARP_LANES = 32
 
 log = logging.getLogger("dspark_kernels")
 
@@ -41,6 +42,23 @@ class ChainLauncher:
     for something behind the chain, such as a collective that waits for a rank that runs its chain first, must not be
     in flight: each would wait for the other until the timeout.
 
+    With ``pdl`` (programmatic dependent launch) the chain starts while the kernel ahead of it in the stream still runs,
+    loads the head, and waits for that kernel's end before it reads anything else. What the caller must then know:
+
+    - The kernel ahead must write neither weight: the head may be read before it ends. A reload of the weights needs an
+      event, a copy or any ordinary kernel between itself and the chain.
+    - The kernel ahead must end by itself. The chain's CTAs take their SMs while they wait for it, so that a kernel ahead
+      that waits for something launched after it, on whatever stream, hangs the GPU: no timeout bounds this wait.
+    - The chain waits for the kernel just ahead. Where that one was launched programmatically too, it must itself have
+      waited for the one before it, or what the earlier one writes may be read too early.
+    - It is launched without the cooperative attribute, with which nothing overlaps. That all CTAs are on the chip at
+      once is then checked beforehand (``why_not``, and the driver's occupancy of each build), and holds where all other
+      kernels on the GPU end by themselves. Two such samplers on streams that nothing orders may each take a part of the
+      SMs and wait for the rest until the timeout: order them by events.
+    - Only a launch right behind a kernel overlaps. Behind an event that another stream recorded, such as the join of
+      forked noise, it is an ordinary launch: call ``join_noise`` ahead of the last kernel that the base logits need.
+      Noise that was not forked is drawn right ahead of the chain, which then overlaps with the noise kernel's end.
+
     Args:
         embed_weight: Markov embedding, bf16 [>= VOCAB_SIZE, RANK_DIM], contiguous, on a CUDA device.
         head_weight: Markov head, bf16 [>= DRAFT_VOCAB_SIZE, RANK_DIM], contiguous, same device. Rows beyond the
@@ -50,6 +68,7 @@ class ChainLauncher:
         device_name: name of the device description whose plan is used; None matches the GPU itself.
         timeout_ms: bound of every wait inside the kernel, in milliseconds. A wait that runs out traps, which loses the
             CUDA context, and raises ChainTimeoutError. 0 leaves the waits unbounded.
+        pdl: launch programmatically, as above. The results are the same.
 
     Raises:
         ValueError: with ``why_not``'s reason, when this sampler cannot be built.
@@ -68,9 +87,10 @@ class ChainLauncher:
         cache_dtype: torch.dtype,
         device_name: str | None = None,
         timeout_ms: int = 30_000,
+        pdl: bool = False,
     ) -> None:
         reason = self.why_not(
-            embed_weight, head_weight, max_reqs=max_reqs, cache_dtype=cache_dtype, device_name=device_name
+            embed_weight, head_weight, max_reqs=max_reqs, cache_dtype=cache_dtype, device_name=device_name, pdl=pdl
         )
         if reason is not None:
             raise ValueError(f"{self.config.MODEL}: no chain sampler: {reason}")
@@ -80,7 +100,7 @@ class ChainLauncher:
         config = self.config
         self.device = embed_weight.device
         self.embed_weight, self.head_weight = embed_weight, head_weight
-        self.max_reqs, self.cache_dtype, self.timeout_ms = max_reqs, cache_dtype, timeout_ms
+        self.max_reqs, self.cache_dtype, self.timeout_ms, self.pdl = max_reqs, cache_dtype, timeout_ms, pdl
         self._lines = host.plan_lines(config.PLANS, config.DEVICES, host.read_device(self.device), 1, device_name)
         self.max_rows = min(config.MAX_ROWS, max_reqs, max(self._lines))
         self._chain = self.load_chain()
@@ -115,6 +135,7 @@ class ChainLauncher:
         max_reqs: int,
         cache_dtype: torch.dtype,
         device_name: str | None = None,
+        pdl: bool = False,
     ) -> str | None:
         """Why no chain sampler can be built from these, or None. Depends on shapes, dtypes and the device only."""
         config = cls.config
@@ -134,6 +155,8 @@ class ChainLauncher:
                 return found.message
         if not isinstance(max_reqs, int) or max_reqs < 1:
             return f"max_reqs: expected an int of at least 1, got {max_reqs!r}"
+        if not isinstance(pdl, bool):
+            return f"pdl: expected a bool, got {pdl!r}"
         if cache_dtype not in [host.DTYPES[name] for name in config.CACHE_DTYPES]:
             return f"cache_dtype: expected {' or '.join(config.CACHE_DTYPES)}, got {cache_dtype}"
         if importlib.util.find_spec("cutlass") is None:
@@ -144,7 +167,24 @@ class ChainLauncher:
         if reason is not None:
             return reason
         facts = host.read_device(embed_weight.device)
-        return host.why_no_plan(config.PLANS, config.DEVICES, facts, 1, device_name)
+        reason = host.why_no_plan(config.PLANS, config.DEVICES, facts, 1, device_name)
+        if reason is not None or not pdl:
+            return reason
+        sm = host.read_sm(embed_weight.device)
+        for line in host.plan_lines(config.PLANS, config.DEVICES, facts, 1, device_name).values():
+            for base in config.BASE_DTYPES:
+                shape = cls._block(line, base)
+                reason = host.why_not_resident(facts, sm, ctas=line.ctas, **shape)
+                if reason is not None:
+                    return f"pdl: the plan for {line.row_slots} row slots: {reason}"
+        return None
+
+    @classmethod
+    def _block(cls, line: plan_line.PlanLine, base: str) -> dict[str, int]:
+        """Threads and shared memory in bytes of a CTA of one build."""
+        config = cls.config
+        layout = plan_line.shared_layout(line, config.RANK_DIM, config.NUM_STEPS, config.DTYPE_BYTES[base])
+        return {"threads": line.warps * WARP_LANES, "shared": layout.total}
 
     def why_not_call(self, num_reqs: int, base_logits: torch.Tensor | None = None) -> str | None:
         """Why the chain does not take a batch, or None. Depends on shapes, dtypes and strides only.
@@ -241,7 +281,8 @@ class ChainLauncher:
 
         Raises:
             TypeError, ValueError: an argument does not fit; says what was expected and given. Nothing was launched.
-            RuntimeError: forked noise of another batch, or a variant that would have to compile under graph capture.
+            RuntimeError: forked noise of another batch, a variant that would have to compile under graph capture, or one
+                that ``pdl`` cannot launch here.
             ChainTimeoutError: an earlier launch gave up waiting.
         """
         self._report.raise_if_set()
@@ -336,7 +377,13 @@ class ChainLauncher:
                 "logits is not compiled; call warmup() before capturing a graph"
             )
         line = self._lines[slots]
-        compiled = self._chain.compile_chain(line, host.dtype_name(base_dtype), host.dtype_name(self.cache_dtype))
+        base, cache = host.dtype_name(base_dtype), host.dtype_name(self.cache_dtype)
+        compiled = self._chain.compile_chain(line, base, cache, pdl=self.pdl)
+        if self.pdl and chain_call.blocks_per_sm(compiled, **self._block(line, base)) == 0:
+            raise RuntimeError(
+                f"{self.config.MODEL}: pdl: the chain kernel for {slots} row slots and {base} base logits: expected one "
+                f"CTA on an SM, {self._block(line, base)}, but the driver places none; build the sampler without pdl"
+            )
         words = self._chain.records_words(line)
         made = Variant(
             ArgumentBlock(compiled, self._chain.ARGUMENTS, self._chain.NARROW),

@@ -18,7 +18,8 @@ class DraftLauncher:
     """Draws draft tokens by the chain where it fits and by the fused loop elsewhere, and says which and why.
 
     The choice depends on the weights, the device, the row count and the base logits' dtype and shape: never on values.
-    On the CPU it is always the fused loop, in Triton's interpreter. Arguments as for the chain's sampler.
+    On the CPU it is always the fused loop, in Triton's interpreter. Arguments as for the chain's sampler; ``pdl`` is the
+    chain's alone, with its conditions, and where they do not hold every batch takes the fused loop.
     """
 
     config: ClassVar[ModuleType]
@@ -34,12 +35,13 @@ class DraftLauncher:
         cache_dtype: torch.dtype,
         device_name: str | None = None,
         timeout_ms: int = 30_000,
+        pdl: bool = False,
     ) -> None:
         self.fused = self.fused_loop(embed_weight, head_weight, max_reqs=max_reqs)
         self.chain: ChainLauncher | None = None
         self.max_reqs, self.cache_dtype = max_reqs, cache_dtype
         self.chain_declined = self.chain_sampler.why_not(
-            embed_weight, head_weight, max_reqs=max_reqs, cache_dtype=cache_dtype, device_name=device_name
+            embed_weight, head_weight, max_reqs=max_reqs, cache_dtype=cache_dtype, device_name=device_name, pdl=pdl
         )
         if self.chain_declined is None:
             self.chain = self.chain_sampler(
@@ -49,6 +51,7 @@ class DraftLauncher:
                 cache_dtype=cache_dtype,
                 device_name=device_name,
                 timeout_ms=timeout_ms,
+                pdl=pdl,
             )
         self._told: set[tuple[str, str]] = set()
         model = self.config.MODEL

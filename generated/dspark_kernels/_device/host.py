@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 VECTOR_BYTES = 16  # the widest load or store of one thread
+RESERVED_SHARED_BYTES = 1024  # of an SM's shared memory, kept by CUDA for every CTA (CUDA C++ Programming Guide)
+REGISTERS_PLANNED = 65536  # of an SM: what the compiler divides among the threads of a CTA that has an SM to itself
+MOST_REGISTERS, REGISTER_UNIT = 256, 8  # of a thread, as they are allocated
 REPORT_WORDS = 16  # int32 words of pinned memory that a kernel may write before it traps
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DTYPE_NAMES = {
@@ -129,6 +132,49 @@ def read_device(device: torch.device) -> DeviceFacts:
     return DeviceFacts(
         found.name, (found.major, found.minor), found.multi_processor_count, found.shared_memory_per_block_optin
     )
+
+
+class SmFacts(NamedTuple):
+    """What one SM holds, as CUDA reports it."""
+
+    shared: int  # bytes of shared memory
+    registers: int  # of 32 bits
+    threads: int
+
+
+def read_sm(device: torch.device) -> SmFacts:
+    """Ask CUDA what one SM of a device holds."""
+    found = torch.cuda.get_device_properties(device)
+    return SmFacts(
+        found.shared_memory_per_multiprocessor, found.regs_per_multiprocessor, found.max_threads_per_multi_processor
+    )
+
+
+def why_not_resident(facts: DeviceFacts, sm: SmFacts, *, ctas: int, threads: int, shared: int) -> str | None:
+    """Why the CTAs of a grid cannot all be on the chip at once, one per SM, or None.
+
+    Args:
+        facts: the device; with a MIG slice, the slice.
+        sm: one SM of it.
+        ctas: CTAs of the grid.
+        threads: threads of a CTA.
+        shared: shared memory that a CTA asks for, in bytes.
+    """
+    if ctas > facts.sms:
+        return f"expected at least {ctas} SMs, one per CTA, got {facts}"
+    if shared > facts.smem_per_block or shared + RESERVED_SHARED_BYTES > sm.shared:
+        return (
+            f"expected a CTA's {shared} bytes of shared memory, and {RESERVED_SHARED_BYTES} that CUDA keeps, on an SM, "
+            f"got {sm.shared} bytes, {facts.smem_per_block} per block"
+        )
+    # What the compiler may give a thread so that a CTA fits, in units of 8.
+    registers = min(MOST_REGISTERS, REGISTERS_PLANNED // threads // REGISTER_UNIT * REGISTER_UNIT)
+    if threads > sm.threads or threads * registers > sm.registers:
+        return (
+            f"expected a CTA's {threads} threads of {registers} registers on an SM, got {sm.threads} threads and "
+            f"{sm.registers} registers"
+        )
+    return None
 
 
 def match_device(devices: Mapping[str, tuple[tuple[int, int], int, int]], facts: DeviceFacts) -> str | None:
