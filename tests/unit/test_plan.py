@@ -74,7 +74,7 @@ def check_line(spec: ModelSpec, line: Any) -> None:
         assert 0 <= placed.keep <= rest - placed.resident
         assert placed.register_chunks * placed.register_tiles <= plan.REGISTER_CHUNKS
         assert placed.register_chunks <= spec.markov.rank_dim // plan.CHUNK_DIMS
-        assert plan.most_items(line, placed) <= plan.layout.MOST_ITEMS
+        assert plan.layout.most_items(line, plan.BYTES[dtype]) <= plan.layout.MOST_ITEMS
         slots = plan.layout.slot_count(line, plan.BYTES[dtype])
         assert slots >= placed.ring + placed.resident
         assert slots <= PHASE_BITS * line.warps
@@ -168,7 +168,7 @@ def test_every_tile_is_visited_whatever_the_residency(data: st.DataObject, spec:
         warps=warps, tiles=tiles, bf16=placed, fp32=placed, shared_bytes=0,
         partial=partial or width % plan.TILE_ROWS != 0,
     )  # fmt: skip
-    assume(plan.most_items(line, placed) <= plan.layout.MOST_ITEMS)
+    assume(plan.layout.most_items(line, 2) <= plan.layout.MOST_ITEMS)
     for cta in range(ctas):
         simulate(spec, line, "bf16", width, cta)
 
