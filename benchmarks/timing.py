@@ -102,6 +102,55 @@ def time_interleaved(
     return {name: _summary([s.elapsed_time(e) * US_PER_MS for s, e in pairs]) for name, pairs in marks.items()}
 
 
+def time_behind(
+    producer: Callable[[], None],
+    variants: Mapping[str, Sequence[Callable[[], None]]],
+    *,
+    device: torch.device,
+    repeats: int = 35,
+    warmup_rounds: int = 3,
+) -> dict[str, float]:
+    """Time what each variant adds behind a kernel: total(producer + variant) - total(producer), L2 cold, in one run.
+
+    Args:
+        producer: launches a kernel that runs for longer than the host needs to launch the variant behind it, so that
+            the variant is queued when the kernel ends.
+        variants: per name, one call per input set. They are launched directly, not from graphs.
+        device: the GPU.
+        repeats: rounds that count, at least 30.
+        warmup_rounds: rounds before them.
+
+    Returns:
+        Microseconds by name: the difference of the medians.
+
+    Raises:
+        ValueError: fewer than 30 repeats.
+    """
+    if repeats < LEAST_REPEATS:
+        raise ValueError(f"repeats: expected at least {LEAST_REPEATS}, got {repeats}")
+    flush = Flush(device)
+    names: list[str | None] = [None, *variants]  # None: the producer alone
+    marks: dict[str | None, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in names}
+    for turn in range(warmup_rounds + repeats):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            flush()
+            start.record()
+            producer()
+            if name is not None:
+                variants[name][turn % len(variants[name])]()
+            end.record()
+            if turn >= warmup_rounds:
+                marks[name].append((start, end))
+        if turn % ROUNDS_IN_FLIGHT == 0:
+            torch.cuda.synchronize(device)
+    torch.cuda.synchronize(device)
+    totals = {
+        name: _summary([s.elapsed_time(e) * US_PER_MS for s, e in pairs]).median_us for name, pairs in marks.items()
+    }
+    return {name: totals[name] - totals[None] for name in variants}
+
+
 def _summary(samples: list[float]) -> Timing:
     deciles = statistics.quantiles(samples, n=10)
     return Timing(statistics.median(samples), deciles[0], deciles[-1], len(samples))

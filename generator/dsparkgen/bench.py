@@ -9,6 +9,9 @@ Per model, vocabulary and row count one row::
 them, ``eager_us`` the engine's loop and ``fused_us`` the fused loop, noise included; each is one CUDA-graph replay, in
 microseconds. ``pct_of_floor`` is 100 * floor_us / us. A row measured on a throw-away vocabulary carries ``parent``, the
 digest of the checked-in kernel of the same templates.
+
+With ``pdl``, rows of the chain also carry ``pdl_us``, what a programmatically launched chain adds behind a kernel that
+lets it start early, and ``pdl_off_us``, what the ordinary chain adds there: the latency visible after the producer's end.
 """
 
 import json
@@ -30,7 +33,9 @@ from dsparkgen.spec import ModelSpec, read_specs
 
 OK, CANNOT_TELL = 0, 3
 ROWS = (1, 4, 8)
+PDL_ROWS = (1,)
 SWEEP = (32000, 64640, 100352, 129280, 151936, 200064, 248320, 262144)  # vocabularies of served models
+HOLD_US = 600.0  # how long the kernel ahead runs: several times what the host needs to launch the chain behind it
 INPUT_SETS = 3  # rotated from replay to replay
 TEMPERATURE = 0.9
 SEED = 20261129
@@ -51,11 +56,12 @@ def run_bench(
     out: Path | None = None,
     specs: Path | None = None,
     results: Path | None = None,
-    rows: Sequence[int] = ROWS,
+    rows: Sequence[int] | None = None,
     repeats: int = 35,
     shapes: Sequence[tuple[int, int]] = (),
     shards: bool = False,
     sweep: bool = False,
+    pdl: bool = False,
     json_path: Path | None = None,
     plot_path: Path | None = None,
     record: bool = False,
@@ -69,11 +75,13 @@ def run_bench(
         out: Source root of the generated code; default root/generated.
         specs: Folder of the specs; default root/specs.
         results: Folder of recorded results; default root/benchmarks/results.
-        rows: Request rows of a batch. Above the chain's maximum the row measures the fused loop.
+        rows: Request rows of a batch; default 1, 4, 8, or 1 with `pdl`. Above the chain's maximum the row measures the
+            fused loop.
         repeats: Rounds; the median is reported.
         shapes: More (vocabulary, draft steps) to measure with throw-away code of the same templates.
         shards: Also the shards of the model's other tensor-parallel sizes, each as a vocabulary of its own on one GPU.
         sweep: Also a range of vocabularies, one request row.
+        pdl: Also the latency visible behind a kernel, with and without programmatic dependent launch.
         json_path: Where to write this run as JSON.
         plot_path: Where to write an SVG of the model's rows; the sweep goes beside it as <name>-sweep.svg.
         record: Merge the rows into the checked-in results.
@@ -86,6 +94,7 @@ def run_bench(
         EvidenceError: the checked-in results that should be merged into are not intact.
     """
     command = shlex.join(["dsparkgen", *sys.argv[1:]]) if command is None else command
+    rows = rows or (PDL_ROWS if pdl else ROWS)
     out, specs = out or root / "generated", specs or root / "specs"
     results = results or root / "benchmarks" / "results"
     measured: dict[str, list[dict[str, Any]]] = {}
@@ -98,14 +107,14 @@ def run_bench(
             product = load_product(out, model)
             device = this_device(product)
             spec = known[model]
-            found = [_row(root, product, devices[device], n, repeats) for n in rows]
+            found = [_row(root, product, devices[device], n, repeats, pdl) for n in rows]
             extra = _extra_shapes(spec, shapes, shards)
-            found += _throw_away(root, product, spec, devices, device, extra, rows, repeats)
+            found += _throw_away(root, product, spec, devices, device, extra, rows, repeats, pdl)
             if sweep:
                 wanted = [Shape(vocab, spec.draft.num_steps) for vocab in SWEEP]
                 done = {(row["vocab_size"], row["num_steps"]) for row in found if row["rows"] == 1}
                 missing = [shape for shape in wanted if (shape.vocab_size, shape.num_steps) not in done]
-                found += _throw_away(root, product, spec, devices, device, missing, (1,), repeats)
+                found += _throw_away(root, product, spec, devices, device, missing, (1,), repeats, pdl)
             measured[model] = found
             if record:
                 print(f"recorded {evidence.record(results, device, model, command, rows=found)}", file=sys.stderr)
@@ -124,6 +133,8 @@ def run_bench(
         }
         json_path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(render_table(every))
+    if pdl:
+        print(render_pdl_table(every))
     return OK
 
 
@@ -167,6 +178,7 @@ def _throw_away(
     shapes: Sequence[Shape],
     rows: Sequence[int],
     repeats: int,
+    pdl: bool,
 ) -> list[dict[str, Any]]:
     """Measure other shapes of a model with code rendered for this run from the same templates."""
     if not shapes:
@@ -178,12 +190,12 @@ def _throw_away(
         for other in others:
             product = load_product(Path(folder), other.model.name)
             for n in rows:
-                row = _row(root, product, devices[device], n, repeats)
+                row = _row(root, product, devices[device], n, repeats, pdl)
                 found.append(row | {"parent": parent.digest(row["kernel"])})
     return found
 
 
-def _row(root: Path, product: Product, device: DeviceSpec, rows: int, repeats: int) -> dict[str, Any]:
+def _row(root: Path, product: Product, device: DeviceSpec, rows: int, repeats: int, pdl: bool) -> dict[str, Any]:
     """Measure one shape and row count: every variant in the same rounds."""
     torch = need_cuda()
     timing = harness(root, "benchmarks.timing")
@@ -193,6 +205,7 @@ def _row(root: Path, product: Product, device: DeviceSpec, rows: int, repeats: i
     with torch.inference_mode():
         calls = _Calls(root, product, rows, base, cache)
         times = timing.time_interleaved(calls.variants, device=calls.device, repeats=repeats)
+        visible = _visible_us(root, calls, repeats) if pdl else {}
     us = {name: round(found.median_us, 2) for name, found in times.items()}
     floor = floor_us(
         device,
@@ -219,7 +232,20 @@ def _row(root: Path, product: Product, device: DeviceSpec, rows: int, repeats: i
         "floor_us": round(floor, 2),
         "pct_of_floor": round(100 * floor / alone, 1),
         "inputs": product.digest(calls.kernel),
-    }
+    } | visible
+
+
+def _visible_us(root: Path, calls: "_Calls", repeats: int) -> dict[str, float]:
+    """What the chain adds behind a kernel that lets it start early: "pdl_us", "pdl_off_us"; empty without a chain."""
+    declined = calls.why_not_pdl()
+    if declined is not None:
+        print(f"{calls.product.model}: {calls.rows} rows: nothing to time behind a kernel: {declined}", file=sys.stderr)
+        return {}
+    timing, producer = harness(root, "benchmarks.timing"), harness(root, "benchmarks.producer")
+    ahead = producer.Producer(calls.device)
+    variants = {"pdl_us": calls.chain_alone(pdl=True), "pdl_off_us": calls.chain_alone(pdl=False)}
+    found = timing.time_behind(lambda: ahead.hold(HOLD_US), variants, device=calls.device, repeats=repeats)
+    return {name: round(us, 2) for name, us in found.items()}
 
 
 class _Calls:
@@ -228,11 +254,14 @@ class _Calls:
     def __init__(self, root: Path, product: Product, rows: int, base: str, cache: str) -> None:
         torch = need_cuda()
         config = product.config
+        self.product, self.rows = product, rows
         self.device = torch.device("cuda", torch.cuda.current_device())
         checks = harness(root, "tests.harness.checks")
         eager = harness(root, "tests.harness.eager")
         subject = checks.random_subject(product, base, cache, self.device, seed=SEED)
-        cases = [
+        self._weights = subject.weights
+        self._options = {"max_reqs": rows, "cache_dtype": checks.DTYPES[cache]}
+        self._cases = cases = [
             checks.make_case(subject, rows, seed=SEED + turn, max_reqs=rows, temperatures=(TEMPERATURE,))
             for turn in range(INPUT_SETS)
         ]
@@ -243,15 +272,30 @@ class _Calls:
         }
         self.kernel = "fused"
         if product.has("chain") and rows <= config.MAX_ROWS:
-            chain = product.module("launch").ChainSampler(
-                *subject.weights, max_reqs=rows, cache_dtype=checks.DTYPES[cache]
-            )
+            chain = self._sampler()
             self.kernel = "chain"
             self.variants |= {
                 "call": [_sampling(chain, case) for case in cases],
                 "chain": [_chain_alone(chain, case) for case in cases],
                 "noise": [_noise_alone(product, chain, case) for case in cases],
             }
+
+    def _sampler(self, *, pdl: bool = False) -> Any:
+        return self.product.module("launch").ChainSampler(*self._weights, **self._options, pdl=pdl)
+
+    def why_not_pdl(self) -> str | None:
+        """Why the chain cannot be launched programmatically here, or None."""
+        if self.kernel != "chain":
+            return "this batch is not the chain's"
+        reason = self.product.module("launch").ChainSampler.why_not(*self._weights, **self._options, pdl=True)
+        return None if reason is None else str(reason)
+
+    def chain_alone(self, *, pdl: bool) -> list[Callable[[], None]]:
+        """One launch of the chain per input set, by a sampler of its own whose noise is drawn."""
+        sampler = self._sampler(pdl=pdl)
+        for case in self._cases:
+            sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
+        return [_chain_alone(sampler, case) for case in self._cases]
 
 
 def _sampling(sampler: Any, case: Any) -> Callable[[], None]:
@@ -279,7 +323,22 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         ratio = f"{row['eager_us'] / row['call_us']:.2f}"
         lines.append((*(str(row[c]) for c in columns), str(row["floor_us"]), str(row["pct_of_floor"]), ratio))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return _aligned(lines)
+
+
+def render_pdl_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the chain adds behind a kernel, in microseconds, as aligned text; rows without it are left out."""
+    lines = [("vocab", "N", "rows", "visible us, pdl", "visible us, ordinary", "hidden us")]
+    for row in rows:
+        if "pdl_us" in row:
+            hidden = f"{row['pdl_off_us'] - row['pdl_us']:.2f}"
+            names = ("vocab_size", "num_steps", "rows", "pdl_us", "pdl_off_us")
+            lines.append((*(str(row[name]) for name in names), hidden))
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
 
 

@@ -238,7 +238,9 @@ def verify(
 @_guarded
 def bench(
     models: Models = None,
-    rows: Annotated[str, typer.Option(metavar="LIST", help="Request rows of a batch.")] = "1,4,8",
+    rows: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Request rows of a batch; default 1,4,8, with --pdl 1.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=30, help="Rounds; medians are reported.")] = 35,
     shapes: Annotated[
         str | None,
@@ -246,6 +248,10 @@ def bench(
     ] = None,
     shards: Annotated[bool, typer.Option("--shards", help="Also the vocabulary shards of the other TP sizes.")] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="Also a range of vocabularies, one row.")] = False,
+    pdl: Annotated[
+        bool,
+        typer.Option("--pdl", help="Also the latency visible behind a kernel, by programmatic and by ordinary launch."),
+    ] = False,
     record: Annotated[bool, typer.Option("--record", help="Write the timings below benchmarks/results.")] = False,
     json_path: Json = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an SVG plot here.")] = None,
@@ -256,7 +262,7 @@ def bench(
     """Time the kernels on this machine's GPU, L2 cold, beside the eager loop and the floor."""
     roots = tree.find_roots(root, specs, out)
     names = _selected(models, roots)
-    numbers = _positive("--rows", rows)
+    numbers = None if rows is None else _positive("--rows", rows)
     pairs = [_positive("--shapes", shape, separator="x", count=2) for shape in shapes.split(",")] if shapes else []
     from dsparkgen.bench import run_bench
 
@@ -272,6 +278,7 @@ def bench(
             shapes=[(vocabulary, steps) for vocabulary, steps in pairs],
             shards=shards,
             sweep=sweep,
+            pdl=pdl,
             record=record,
             json_path=json_path,
             plot_path=plot,

@@ -76,6 +76,72 @@ def test_the_table_shows_the_ratio_with_noise_on_both_sides() -> None:
     assert header.split()[-1] == "eager/call" and line.split()[-1] == "4.00"
 
 
+def test_the_latency_behind_a_kernel_has_a_table_of_its_own() -> None:
+    rows = [ROW, ROW | {"vocab_size": 16160, "pdl_us": 12.5, "pdl_off_us": 14.25}]
+    header, line = bench.render_pdl_table(rows).splitlines()
+    assert header.split()[-2:] == ["hidden", "us"]
+    assert line.split() == ["16160", "5", "1", "12.5", "14.25", "1.75"]
+
+
+class FakeClock:
+    """Stands for the GPU's stream: launches add their time, events take it down."""
+
+    def __init__(self) -> None:
+        self.us = 0.0
+        self.order: list[str] = []
+
+    def launch(self, name: str, us: float) -> None:
+        self.order.append(name)
+        self.us += us
+
+    def Event(self, enable_timing: bool) -> Any:  # noqa: N802
+        mark = SimpleNamespace()
+        mark.record = lambda: setattr(mark, "us", self.us)
+        mark.elapsed_time = lambda other: (other.us - mark.us) / 1000
+        return mark
+
+
+def test_what_a_chain_adds_behind_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    timing = gpu.harness(ROOT, "benchmarks.timing")
+    clock = FakeClock()
+    monkeypatch.setattr(timing.torch.cuda, "Event", clock.Event)
+    monkeypatch.setattr(timing.torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(timing, "Flush", lambda device: lambda: clock.launch("flush", 1000))
+    found = timing.time_behind(
+        lambda: clock.launch("ahead", 600),
+        {
+            "on": [lambda: clock.launch("on", 10), lambda: clock.launch("on", 12)],
+            "off": [lambda: clock.launch("off", 15)],
+        },
+        device=None,
+        repeats=30,
+        warmup_rounds=1,
+    )
+    assert found == pytest.approx({"on": 11, "off": 15})
+    assert clock.order.count("ahead") == 3 * 31 and clock.order.count("on") == clock.order.count("off") == 31
+    for before, name in zip(clock.order, clock.order[1:], strict=False):
+        assert name not in ("on", "off") or before == "ahead"
+        assert name != "ahead" or before == "flush"
+    with pytest.raises(ValueError, match="expected at least 30, got 29"):
+        timing.time_behind(lambda: None, {}, device=None, repeats=29)
+
+
+def test_rows_default_to_one_behind_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def row(root: Any, product: Any, device: Any, rows: int, repeats: int, pdl: bool) -> dict[str, Any]:
+        asked.append((rows, pdl))
+        return ROW | {"rows": rows}
+
+    monkeypatch.setattr(bench, "need_cuda", lambda: None)
+    monkeypatch.setattr(bench, "this_device", lambda product: "h200")
+    monkeypatch.setattr(bench, "_row", row)
+    for options in ({"pdl": True}, {"pdl": True, "rows": (2,)}, {}):
+        assert bench.run_bench(ROOT, ["deepseek_v41"], results=tmp_path, **options) == 0
+    assert asked == [(1, True), (2, True), (1, False), (4, False), (8, False)]
+
+
 def test_pictures_are_svg_and_show_every_number() -> None:
     rows = [ROW, ROW | {"rows": 8, "us": 61.0}]
     drawing = ET.fromstring(plot.bars("DeepSeek <V4.1>", rows))

@@ -1,0 +1,37 @@
+"""The kernel ahead of the chain, compiled without a GPU: it lets the chain start, holds on, and leaves room beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from benchmarks import producer  # noqa: E402
+
+from dsparkgen.cubin import read_resources  # noqa: E402
+
+CTAS = 132
+REGISTERS_LEFT = 65536 - 384 * 168  # of an SM, beside a chain's CTA
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.chdir(tmp_path)  # the compiler leaves what it keeps in the working directory
+    return producer.compile_producer(CTAS, arch="sm_90a", options="--keep-cubin --keep-ptx")
+
+
+def test_a_chain_fits_beside_it(compiled: object) -> None:
+    resources = read_resources(compiled.artifacts.CUBIN)  # type: ignore[attr-defined]
+    assert resources.registers * producer.THREADS <= REGISTERS_LEFT
+    ((_, attributes),) = compiled.kernel_info.items()  # type: ignore[attr-defined]
+    assert list(attributes.values()) == [producer.CARVEOUT_PERCENT]
+
+
+def test_it_lets_the_chain_start_and_writes_only_after_the_wait(compiled: object) -> None:
+    text = compiled.artifacts.PTX  # type: ignore[attr-defined]
+    early, timer = text.index("griddepcontrol.launch_dependents"), text.index("%globaltimer")
+    loop = text.index("%globaltimer", timer + 1)  # read again in the loop, not once
+    assert early < timer < loop < text.index("st.global")
+    assert ".shared" not in text
