@@ -18,12 +18,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from dspark_kernels._device import chain_call, chain_launcher, draft_launcher, host  # noqa: E402
+from dspark_kernels._device import chain_call, chain_launcher, draft_launcher, host, plan_line  # noqa: E402
 
 V, N, R, MAX_REQS = 40, 3, 64, 6
 STREAM = 0x7F00_1234_5678_9ABC  # a handle is an address: 64 bits
 CPU = torch.device("cpu")
 H200 = host.DeviceFacts("NVIDIA H200", (9, 0), 132, 232448)
+DTYPE_BYTES = (("bf16", 2), ("fp32", 4))
 DEVICES = {"h100": ((9, 0), 132, 232448), "h200": ((9, 0), 132, 232448), "b200": ((10, 0), 148, 232448)}
 CHAIN = Path(__file__).parents[2] / "templates" / "model" / "chain.tpl.py"
 
@@ -52,6 +53,7 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
         self.compiled: list[tuple[int, str, str]] = []
+        self.pdl: list[bool] = []  # of each build
         self.failure: Exception | None = None
         self.ARGUMENTS, self.NARROW = ARGUMENTS, NARROW
 
@@ -60,9 +62,10 @@ class Recorder:
         return 8 * line.row_slots
 
     def compile_chain(
-        self, line: Line, base_dtype: str, cache_dtype: str, *, arch: Any = None, options: str = ""
+        self, line: Any, base_dtype: str, cache_dtype: str, *, pdl: bool = False, arch: Any = None, options: str = ""
     ) -> Any:
         self.compiled.append((line.row_slots, base_dtype, cache_dtype))
+        self.pdl.append(pdl)
 
         def launch(*slots: Any) -> None:
             if self.failure is not None:
@@ -111,6 +114,7 @@ def make_config(**changes: Any) -> SimpleNamespace:
         "MAX_ROWS": 8,
         "BASE_DTYPES": ("bf16", "fp32"),
         "CACHE_DTYPES": ("bf16", "fp32"),
+        "DTYPE_BYTES": dict(DTYPE_BYTES),
         "PLANS": {("h200", 1, slots): Line("h200", 1, slots) for slots in (8, 4, 1)},
         "DEVICES": DEVICES,
     }
@@ -499,6 +503,145 @@ def test_nothing_compiles_under_capture(
     assert gpu.compiled == [(1, "bf16", "bf16")]
 
 
+# --- programmatic dependent launch ---
+
+SM = host.SmFacts(shared=233472, registers=65536, threads=2048)  # of an H200
+
+
+@pytest.mark.parametrize(
+    ("facts", "sm", "shape", "expected"),
+    [
+        (H200, SM, {}, None),
+        (H200._replace(sms=131), SM, {}, "expected at least 132 SMs, one per CTA, got NVIDIA H200"),
+        (H200._replace(smem_per_block=232447), SM, {}, "232448 bytes of shared memory, and 1024 that CUDA keeps"),
+        (H200, SM._replace(shared=233471), {}, "got 233471 bytes, 232448 per block"),
+        (H200, SM._replace(registers=64511), {}, "384 threads of 168 registers on an SM"),
+        (H200, SM._replace(registers=64512), {}, None),
+        (H200, SM._replace(threads=383), {}, "got 383 threads"),
+        (H200, SM, {"threads": 256}, None),
+        (H200, SM._replace(registers=65535), {"threads": 256}, "256 threads of 256 registers"),
+    ],
+)
+def test_residency_of_a_grid(
+    facts: host.DeviceFacts, sm: host.SmFacts, shape: dict[str, int], expected: str | None
+) -> None:
+    reason = host.why_not_resident(facts, sm, **({"ctas": 132, "threads": 384, "shared": 232448} | shape))
+    assert reason is expected if expected is None else reason is not None and expected in reason
+
+
+def real_lines(*row_slots: int) -> dict[tuple[str, int, int], plan_line.PlanLine]:
+    """Plan lines whose fp32 builds stage more, and so take more shared memory than their bf16 builds."""
+    kept = plan_line.Residency(register_tiles=0, register_chunks=0, resident=40, ring=0, ahead=4, keep=0)
+    line = plan_line.PlanLine("h200", 1, 1, 132, 12, 40, kept, kept, 0, False)
+    return {("h200", 1, slots): line._replace(row_slots=slots) for slots in row_slots}
+
+
+def test_pdl_needs_every_build_to_be_resident(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_launcher, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(chain_launcher.importlib.util, "find_spec", lambda name: object())
+    plans = real_lines(1, 8)
+    most = {base: plan_line.shared_layout(plans["h200", 1, 8], R, N, size).total for base, size in DTYPE_BYTES}
+    assert most["bf16"] < most["fp32"]
+    kind = make_chain(gpu, PLANS=plans)
+    room = SM._replace(shared=most["fp32"] + 1024)
+    monkeypatch.setattr(host, "read_sm", lambda device: room)
+    assert kind.why_not(**weights(), pdl=True) is None
+    room = room._replace(shared=room.shared - 1)
+    reason = kind.why_not(**weights(), pdl=True)
+    assert reason is not None and reason.startswith("pdl: the plan for 8 row slots: expected a CTA's")
+    assert str(most["fp32"]) in reason
+    assert kind.why_not(**weights()) is None  # a cooperative launch is refused by the driver where it does not fit
+    assert make_chain(gpu, PLANS=plans, BASE_DTYPES=("bf16",)).why_not(**weights(), pdl=True) is None
+    with pytest.raises(ValueError, match="toy: no chain sampler: pdl: the plan for 8 row slots"):
+        kind(**weights(), pdl=True)
+
+
+@pytest.mark.parametrize("pdl", [1, None, "yes"])
+def test_pdl_is_a_bool(gpu: Recorder, monkeypatch: pytest.MonkeyPatch, pdl: Any) -> None:
+    monkeypatch.setattr(chain_launcher, "device_type", lambda tensor: "cuda")
+    assert make_chain(gpu).why_not(**weights(), pdl=pdl) == f"pdl: expected a bool, got {pdl!r}"
+
+
+@pytest.mark.parametrize("blocks", [None, 0, 1])
+def test_the_driver_has_the_last_word_on_a_programmatic_build(
+    gpu: Recorder, monkeypatch: pytest.MonkeyPatch, blocks: int | None
+) -> None:
+    kind = make_chain(gpu, PLANS=real_lines(1, 8))
+    monkeypatch.setattr(kind, "why_not", classmethod(lambda cls, *a, **k: None))
+    asked: list[dict[str, int]] = []
+
+    def blocks_per_sm(compiled: Any, **shape: int) -> int | None:
+        asked.append(shape)
+        return blocks
+
+    monkeypatch.setattr(chain_call, "blocks_per_sm", blocks_per_sm)
+    sampler = kind(**weights(), pdl=True)
+    if blocks == 0:
+        with pytest.raises(RuntimeError, match="8 row slots and bf16 base logits: expected one CTA on an SM"):
+            sampler.sample(**batch(2))
+        assert gpu.events == []
+    else:
+        sampler.sample(**batch(2))
+        assert [event[0] for event in gpu.events] == ["draw", "chain"]
+    layout = plan_line.shared_layout(real_lines(8)["h200", 1, 8], R, N, 2)
+    assert asked == [{"threads": 384, "shared": layout.total}] and gpu.pdl == [True]
+    kind(**weights()).sample(**batch(2))
+    assert len(asked) == 1 and gpu.pdl == [True, False]  # off by default, and then nothing is asked
+
+
+class FakeDriver:
+    """Stands for the CUDA driver: a kernel whose occupancy is 1 once its shared memory is raised."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="dynamic")
+
+    def __init__(self, status: Any = 0) -> None:
+        self.status, self.shared = status, 48 * 1024
+        self.CUlibrary = lambda address: ("library", address)
+
+    def cuLibraryGetKernel(self, library: Any, name: bytes) -> tuple[Any, Any]:  # noqa: N802
+        return self.status, (library, name)
+
+    def cuKernelGetFunction(self, kernel: Any) -> tuple[Any, Any]:  # noqa: N802
+        return 0, kernel
+
+    def cuFuncSetAttribute(self, function: Any, attribute: str, value: int) -> tuple[Any]:  # noqa: N802
+        self.shared = value
+        return (0,)
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(  # noqa: N802
+        self, function: Any, threads: int, shared: int
+    ) -> tuple[Any, int]:
+        assert function == (("library", 77), b"kernel_0") and threads == 384
+        return 0, int(shared <= self.shared)
+
+
+def test_occupancy_is_asked_of_the_loaded_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = pytest.importorskip("cuda.bindings")
+    compiled = SimpleNamespace(kernel_info={"kernel_0": {}}, library=77)
+    monkeypatch.setattr(bindings, "driver", FakeDriver(), raising=False)
+    assert chain_call.blocks_per_sm(compiled, 384, 200_000) == 1
+    refused = FakeDriver(SimpleNamespace(name="CUDA_ERROR_NOT_FOUND"))
+    monkeypatch.setattr(bindings, "driver", refused, raising=False)
+    with pytest.raises(RuntimeError, match="expected CUDA_SUCCESS, got CUDA_ERROR_NOT_FOUND"):
+        chain_call.blocks_per_sm(compiled, 384, 200_000)
+    assert chain_call.blocks_per_sm(lambda: None, 384, 200_000) is None  # nothing to ask
+    assert chain_call.blocks_per_sm(SimpleNamespace(kernel_info={}, library=77), 384, 200_000) is None
+
+
+def test_draft_sampler_passes_pdl_on(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = make_chain(gpu, PLANS=real_lines(1, 8))
+    asked: list[Any] = []
+
+    def why_not(cls: Any, *weights: Any, pdl: bool, **options: Any) -> None:
+        asked.append(pdl)
+
+    monkeypatch.setattr(kind, "why_not", classmethod(why_not))
+    assert make_draft(kind, pdl=True).chain.pdl is True  # type: ignore[union-attr]
+    assert make_draft(kind).chain.pdl is False  # type: ignore[union-attr]
+    assert asked == [True, True, False, False]
+
+
 # --- bounded waits ---
 
 
@@ -555,13 +698,13 @@ class FakeFused:
         self.calls.append(query_per_row)
 
 
-def make_draft(chain: type[chain_launcher.ChainLauncher]) -> draft_launcher.DraftLauncher:
+def make_draft(chain: type[chain_launcher.ChainLauncher], **options: Any) -> draft_launcher.DraftLauncher:
     class Toy(draft_launcher.DraftLauncher):
         config = make_config()
         chain_sampler = chain
         fused_loop = FakeFused
 
-    return Toy(**weights())
+    return Toy(**weights(), **options)
 
 
 def test_draft_sampler_on_the_cpu_takes_the_fused_loop_and_says_why(gpu: Recorder) -> None:
