@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import host
+from . import host, plan_line
 from .host import Expected, Misfit
 
 NOISE_ALIGNMENT = 4  # fp32 values in 16 bytes: a noise row starts on a vector boundary
 OFFSETS = (
     2**31
 )  # the kernel counts the entries of base logits and noise in 32 bits; half of them leave room for its sums
+WARP_LANES = 32
 SLOT_BYTES = 8  # of an argument in an ArgumentBlock
 NARROW_FIELD, WIDE_FIELD, STREAM_FIELD = "i4x", "q", "Q"  # int32 with padding, int64, CUstream
 
@@ -35,6 +36,60 @@ def why_noise_too_large(vocab_size: int, samples: int) -> str | None:
     if entries < OFFSETS:
         return None
     return f"noise of {samples} samples: expected fewer than {OFFSETS} entries, got {entries}; lower draft.max_rows"
+
+
+def why_not_fitting(
+    config: ModuleType,
+    embed_weight: torch.Tensor,
+    head_weight: torch.Tensor,
+    max_reqs: int,
+    cache_dtype: torch.dtype,
+    pdl: bool,
+) -> str | None:
+    """Why a sampler's arguments do not fit its model, or None."""
+    for name, weight, tokens in (
+        ("embed_weight", embed_weight, config.VOCAB_SIZE),
+        ("head_weight", head_weight, config.DRAFT_VOCAB_SIZE),
+    ):
+        wanted = Expected(
+            (torch.bfloat16,), (tokens, config.RANK_DIM), (0,), contiguous=True, alignment=host.VECTOR_BYTES
+        )
+        found = wanted.misfit(name, weight, embed_weight.device)
+        if found is not None:
+            return found.message
+    if not isinstance(max_reqs, int) or max_reqs < 1:
+        return f"max_reqs: expected an int of at least 1, got {max_reqs!r}"
+    if not isinstance(pdl, bool):
+        return f"pdl: expected a bool, got {pdl!r}"
+    if cache_dtype not in [host.DTYPES[name] for name in config.CACHE_DTYPES]:
+        return f"cache_dtype: expected {' or '.join(config.CACHE_DTYPES)}, got {cache_dtype}"
+    return None
+
+
+def why_no_place(
+    config: ModuleType, device: torch.device, max_reqs: int, device_name: str | None, pdl: bool
+) -> str | None:
+    """Why no plan of the model fits a device, or None. `pdl`: without the driver's own check that all CTAs are resident."""
+    reason = why_noise_too_large(config.DRAFT_VOCAB_SIZE, min(config.MAX_ROWS, max_reqs) * config.NUM_STEPS)
+    if reason is not None:
+        return reason
+    facts = host.read_device(device)
+    reason = host.why_no_plan(config.PLANS, config.DEVICES, facts, 1, device_name)
+    if reason is not None or not pdl:
+        return reason
+    sm = host.read_sm(device)
+    for line in host.plan_lines(config.PLANS, config.DEVICES, facts, 1, device_name).values():
+        for base in config.BASE_DTYPES:
+            reason = host.why_not_resident(facts, sm, ctas=line.ctas, **block_shape(config, line, base))
+            if reason is not None:
+                return f"pdl: the plan for {line.row_slots} row slots: {reason}"
+    return None
+
+
+def block_shape(config: ModuleType, line: plan_line.PlanLine, base: str) -> dict[str, int]:
+    """Threads and shared memory in bytes of a CTA of one build; `base` is the base logits' dtype, "bf16" or "fp32"."""
+    layout = plan_line.shared_layout(line, config.RANK_DIM, config.NUM_STEPS, config.DTYPE_BYTES[base])
+    return {"threads": line.warps * WARP_LANES, "shared": layout.total}
 
 
 class Expectations:

@@ -15,12 +15,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from . import chain_call, host, plan_line
+from . import chain_call, host
 from .chain_call import ArgumentBlock, Expectations, Variant
-from .host import Expected
 
 NS_PER_MS = 1_000_000
-WARP_LANES = 32
 
 log = logging.getLogger("dspark_kernels")
 
@@ -143,48 +141,12 @@ class ChainLauncher:
             return f"the Markov {'embedding' if embed_weight is None else 'head'} is missing"
         if device_type(embed_weight) != "cuda":
             return f"embed_weight: expected a tensor on a CUDA device, got {host.describe(embed_weight)}"
-        for name, weight, tokens in (
-            ("embed_weight", embed_weight, config.VOCAB_SIZE),
-            ("head_weight", head_weight, config.DRAFT_VOCAB_SIZE),
-        ):
-            wanted = Expected(
-                (torch.bfloat16,), (tokens, config.RANK_DIM), (0,), contiguous=True, alignment=host.VECTOR_BYTES
-            )
-            found = wanted.misfit(name, weight, embed_weight.device)
-            if found is not None:
-                return found.message
-        if not isinstance(max_reqs, int) or max_reqs < 1:
-            return f"max_reqs: expected an int of at least 1, got {max_reqs!r}"
-        if not isinstance(pdl, bool):
-            return f"pdl: expected a bool, got {pdl!r}"
-        if cache_dtype not in [host.DTYPES[name] for name in config.CACHE_DTYPES]:
-            return f"cache_dtype: expected {' or '.join(config.CACHE_DTYPES)}, got {cache_dtype}"
-        if importlib.util.find_spec("cutlass") is None:
-            return "CuTe DSL is missing: install nvidia-cutlass-dsl"
-        reason = chain_call.why_noise_too_large(
-            config.DRAFT_VOCAB_SIZE, min(config.MAX_ROWS, max_reqs) * config.NUM_STEPS
-        )
+        reason = chain_call.why_not_fitting(config, embed_weight, head_weight, max_reqs, cache_dtype, pdl)
         if reason is not None:
             return reason
-        facts = host.read_device(embed_weight.device)
-        reason = host.why_no_plan(config.PLANS, config.DEVICES, facts, 1, device_name)
-        if reason is not None or not pdl:
-            return reason
-        sm = host.read_sm(embed_weight.device)
-        for line in host.plan_lines(config.PLANS, config.DEVICES, facts, 1, device_name).values():
-            for base in config.BASE_DTYPES:
-                shape = cls._block(line, base)
-                reason = host.why_not_resident(facts, sm, ctas=line.ctas, **shape)
-                if reason is not None:
-                    return f"pdl: the plan for {line.row_slots} row slots: {reason}"
-        return None
-
-    @classmethod
-    def _block(cls, line: plan_line.PlanLine, base: str) -> dict[str, int]:
-        """Threads and shared memory in bytes of a CTA of one build."""
-        config = cls.config
-        layout = plan_line.shared_layout(line, config.RANK_DIM, config.NUM_STEPS, config.DTYPE_BYTES[base])
-        return {"threads": line.warps * WARP_LANES, "shared": layout.total}
+        if importlib.util.find_spec("cutlass") is None:
+            return "CuTe DSL is missing: install nvidia-cutlass-dsl"
+        return chain_call.why_no_place(config, embed_weight.device, max_reqs, device_name, pdl)
 
     def why_not_call(self, num_reqs: int, base_logits: torch.Tensor | None = None) -> str | None:
         """Why the chain does not take a batch, or None. Depends on shapes, dtypes and strides only.
@@ -288,18 +250,9 @@ class ChainLauncher:
         self._report.raise_if_set()
         rows = base_logits.shape[0] if isinstance(base_logits, torch.Tensor) and base_logits.dim() == 3 else 1
         try:
-            variant, arguments = self.prepare(
-                rows,
-                base_logits,
-                input_ids,
-                idx_mapping,
-                sample_pos,
-                temperature,
-                seeds,
-                logits_cache,
-                draft_tokens,
-                self.config.QUERY_PER_ROW if query_per_row is None else query_per_row,
-            )
+            tensors = (base_logits, input_ids, idx_mapping, sample_pos, temperature, seeds, logits_cache, draft_tokens)
+            distance = self.config.QUERY_PER_ROW if query_per_row is None else query_per_row
+            variant, arguments = self.prepare(rows, *tensors, distance)
         except Exception:
             self.discard_noise()
             raise
@@ -333,18 +286,8 @@ class ChainLauncher:
             raise ValueError(
                 f"current CUDA device: expected {self.device.index}, this sampler's, got {torch.cuda.current_device()}"
             )
-        self._expected.check(
-            rows,
-            base_logits,
-            input_ids,
-            idx_mapping,
-            sample_pos,
-            temperature,
-            seeds,
-            logits_cache,
-            draft_tokens,
-            query_per_row,
-        )
+        state = (idx_mapping, sample_pos, temperature, seeds)
+        self._expected.check(rows, base_logits, input_ids, *state, logits_cache, draft_tokens, query_per_row)
         variant = self._variant(rows, base_logits.dtype)
         arguments = chain_call.call_arguments(
             rows, base_logits, input_ids, idx_mapping, temperature, logits_cache, draft_tokens, query_per_row
@@ -379,10 +322,11 @@ class ChainLauncher:
         line = self._lines[slots]
         base, cache = host.dtype_name(base_dtype), host.dtype_name(self.cache_dtype)
         compiled = self._chain.compile_chain(line, base, cache, pdl=self.pdl)
-        if self.pdl and chain_call.blocks_per_sm(compiled, **self._block(line, base)) == 0:
+        shape = chain_call.block_shape(self.config, line, base) if self.pdl else {}
+        if self.pdl and chain_call.blocks_per_sm(compiled, **shape) == 0:
             raise RuntimeError(
                 f"{self.config.MODEL}: pdl: the chain kernel for {slots} row slots and {base} base logits: expected one "
-                f"CTA on an SM, {self._block(line, base)}, but the driver places none; build the sampler without pdl"
+                f"CTA on an SM, {shape}, but the driver places none; build the sampler without pdl"
             )
         words = self._chain.records_words(line)
         made = Variant(
