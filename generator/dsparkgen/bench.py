@@ -319,7 +319,7 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Bench rows as aligned text, with the ratio to the eager loop (noise on both sides)."""
     columns = ("kernel", "vocab_size", "num_steps", "rows", "us", "noise_us", "call_us", "eager_us", "fused_us")
     header = ("kernel", "vocab", "N", "rows", "us", "noise", "call", "eager", "fused", "floor", "% floor", "eager/call")
-    lines = [header]
+    lines: list[tuple[str, ...]] = [header]
     for row in rows:
         ratio = f"{row['eager_us'] / row['call_us']:.2f}"
         lines.append((*(str(row[c]) for c in columns), str(row["floor_us"]), str(row["pct_of_floor"]), ratio))
@@ -328,7 +328,7 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def render_pdl_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the chain adds behind a kernel, in microseconds, as aligned text; rows without it are left out."""
-    lines = [("vocab", "N", "rows", "visible us, pdl", "visible us, ordinary", "hidden us")]
+    lines: list[tuple[str, ...]] = [("vocab", "N", "rows", "visible us, pdl", "visible us, ordinary", "hidden us")]
     for row in rows:
         if "pdl_us" in row:
             hidden = f"{row['pdl_off_us'] - row['pdl_us']:.2f}"
