@@ -346,6 +346,9 @@ def directed_cases(subject: Subject, seed: int) -> Iterator[tuple[str, Case]]:
     case = make_case(subject, rows, seed=seed, padding_rows=rows)
     yield "padding rows only", case
     case = make_case(subject, rows, seed=seed, padding_rows=rows // 2)
+    case.idx_mapping[case.idx_mapping < 0] = -(2**40) + 1  # negative in 64 bits, 1 in the lowest 32
+    yield "padding rows whose low 32 bits look like a state", case
+    case = make_case(subject, rows, seed=seed, padding_rows=rows // 2)
     unused = sorted(set(range(MAX_REQS)) - set(case.idx_mapping.tolist()))
     case.temperature[unused] = float("nan")
     yield "NaN temperatures of states that no row has", case

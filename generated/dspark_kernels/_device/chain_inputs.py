@@ -220,12 +220,12 @@ class Inputs:
     def load_row_table(self, c):
         """Cache address, temperature and whether the cache is written, of every (row, position). A padding row has temperature 0."""
         if c.tid < c.rows * self.num_steps:
-            state = Int32(ptx.ldg_s64(c.idx_mapping + Int64(c.tid) * 8))
+            state = ptx.ldg_s64(c.idx_mapping + Int64(c.tid) * 8)
             temperature = Uint32(0)
             if state >= 0:
-                temperature = ptx.ldg_b32(c.temperature_table + Int64(state) * 4)
+                temperature = ptx.ldg_b32(c.temperature_table + state * 4)
             step = c.tid % self.num_steps
-            offset = Int64(state) * c.cache_req_stride + Int64(step) * c.cache_pos_stride + c.first_column
+            offset = state * c.cache_req_stride + Int64(step) * c.cache_pos_stride + c.first_column
             address = Uint64(c.cache + offset * self.cache_bytes)
             halves = [Uint32(address & Uint64(0xFFFFFFFF)), Uint32(address >> Uint64(32))]
             target = c.smem + self.shared.row_table + c.tid * plan_line.ROW_TABLE_BYTES
