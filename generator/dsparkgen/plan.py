@@ -377,10 +377,10 @@ def to_svg(plan: ModelPlan, device: str, tps: Sequence[int], rows: Sequence[int]
         kept = min(line.bf16.keep, n.streamed_tiles)
         counts = (n.register_tiles, n.resident_tiles, kept, n.streamed_tiles - kept)
         parts.append(f'<text x="10" y="{y + 14}">tp {line.tp}, rows {line.row_slots}</text>')
-        x = float(SVG_LEFT)
+        left = float(SVG_LEFT)
         for count, (_, colour) in zip(counts, SVG_COLOURS, strict=True):
             wide = SVG_BAR * count / max(line.tiles, 1)
-            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="18" fill="{colour}"/>')
-            x += wide
+            parts.append(f'<rect x="{left:.1f}" y="{y}" width="{wide:.1f}" height="18" fill="{colour}"/>')
+            left += wide
         parts.append(f'<text x="{SVG_LEFT + SVG_BAR + 8}" y="{y + 14}">{line.tiles} tiles a CTA</text>')
     return "\n".join([*parts, "</svg>", ""])

@@ -55,7 +55,7 @@ def fill(text: str, root: Path, parts: Mapping[str, Callable[[Path], str]] = PAR
     return text
 
 
-def _table(device: str, model: str, rows: list[Mapping[str, Any]]) -> Iterator[str]:
+def _table(device: str, model: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"{model} on {device}, microseconds a step of N draft positions, noise included, L2 cold (median):\n\n"
     yield "| vocabulary | N | rows | engine's loop | fused loop | chain | engine / chain | chain alone | of the floor |\n"
     yield "|---|---|---|---|---|---|---|---|---|\n"
