@@ -5,6 +5,7 @@ templates/device/plan_line.py, which this module loads: the kernel and the plan 
 """
 
 import importlib.util
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -131,7 +132,7 @@ def _plan(spec: ModelSpec, device: DeviceSpec, tp: int, row_slots: int) -> Any |
         row_slots=row_slots,
         ctas=device.sms,
         warps=WARPS,
-        tiles=-(-(-(-width // TILE_ROWS)) // device.sms),
+        tiles=math.ceil(math.ceil(width / TILE_ROWS) / device.sms),
         bf16=none,
         fp32=none,
         shared_bytes=0,
