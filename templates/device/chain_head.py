@@ -26,9 +26,8 @@ class Head:
     def __init__(self, line: plan_line.PlanLine, rank_dim: int, num_steps: int, base_bytes: int) -> None:
         self.line = line
         self.rows = line.row_slots
-        self.wide = (
-            line.row_slots == head_tiles.WIDE_ROWS
-        )  # two MMAs a chunk: registers are scarce, addresses computed anew
+        # Two MMAs a chunk leave no registers: such builds compute addresses anew where others keep them.
+        self.wide = line.row_slots == head_tiles.WIDE_ROWS
         self.num_steps = num_steps
         self.tile = head_tiles.TileShape(rank_dim)
         self.residency = plan_line.residency(line, base_bytes)
@@ -130,9 +129,8 @@ class Head:
     def multiply_slot(self, c, slot: Int32) -> list:
         acc = head_tiles.new_accumulators(self.rows)
         if self.rows == head_tiles.WIDE_ROWS:
-            slot = ptx.opaque(
-                slot
-            )  # with two MMAs a chunk, the compiler else keeps slot addresses in registers and spills
+            # Else the compiler keeps slot addresses in registers that two MMAs a chunk need, and spills.
+            slot = ptx.opaque(slot)
         address = c.smem + slot * self.tile.slot_bytes + c.fragment
         e, x = head_tiles.load_embedding(self.rows, c.embedding, 0), head_tiles.load_fragments(self.tile, address, 0)
         for q in range(self.tile.chunks):  # loads run one chunk ahead of the MMAs

@@ -1,6 +1,6 @@
 """The whole Markov draft chain of {{ spec.model.title }} in one cooperative launch.
 
-For each position i of NUM_STEPS and each of up to 8 request rows (docs/semantics in the repository give the exact contract):
+For each position i of NUM_STEPS and each of up to 8 request rows (tests/harness/oracle.py is the exact contract):
     bias[v]  = bf16(head[v] . embed[prev])           tensor cores, fp32 accumulation
     cache[v] = round(base[i, v] + bias[v])           before temperature; not written for padding rows
     score[v] = cache[v] / T + noise[i, v]            cache[v] alone where T == 0
