@@ -33,7 +33,8 @@ Models = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="
 Model = Annotated[str, typer.Argument(help="A model.")]
 Root = Annotated[Path | None, typer.Option(help="Folder with specs/ and templates/; default: the nearest parent.")]
 Specs = Annotated[Path | None, typer.Option(help="Folder of private specs, instead of specs/; needs --out.")]
-Out = Annotated[Path | None, typer.Option(help="Source root to generate into, instead of generated/.")]
+SpecsAlone = Annotated[Path | None, typer.Option("--specs", help="Folder of private specs, instead of specs/.")]
+Out = Annotated[Path | None, typer.Option(help="Source root of the generated code, instead of generated/.")]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON here; - is stdout.")]
 
 
@@ -74,7 +75,7 @@ def _working(what: str) -> Any:
 @app.command()
 @_guarded
 def generate(models: Models = None, root: Root = None, specs: Specs = None, out: Out = None) -> None:
-    """Render the kernels, write what changed, delete what no spec asks for."""
+    """Render the kernels and write what changed. Files that no spec asks for are deleted."""
     roots = tree.find_roots(root, specs, out)
     with _working("rendering"):
         built = tree.build_tree(roots, only=models or ())
@@ -94,7 +95,7 @@ def check(
     ] = None,
     style: Annotated[report.Style, typer.Option("--format", help="github: annotations for a workflow.")] = "text",
 ) -> None:
-    """Compare the whole generated tree with specs and templates, and recorded runs with the kernels."""
+    """Compare the generated tree with specs and templates. Also shows which kernels recorded runs cover."""
     roots = tree.find_roots(root, specs, out)
     with _working("rendering"):
         built = tree.build_tree(roots)
@@ -119,7 +120,7 @@ def diff(
     specs: Specs = None,
     out: Out = None,
 ) -> None:
-    """Print what regenerating would change, or how a model differs from another."""
+    """Print what regenerating would change, or how two models differ."""
     if against is not None and model is None:
         raise tree.UsageError("--against needs a MODEL to compare")
     roots = tree.find_roots(root, specs, out)
@@ -149,9 +150,9 @@ def plan(
     json_path: Json = None,
     svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the residency picture here.")] = None,
     root: Root = None,
-    specs: Specs = None,
+    specs: SpecsAlone = None,
 ) -> None:
-    """Show the plan: tiles, residency by tier, bytes a position, and the floor in microseconds."""
+    """Show the plan: where the head stays, bytes a position, the floor."""
     from dsparkgen import plan as planner
 
     roots = tree.find_roots(root, specs, reads_only=True)
@@ -189,7 +190,7 @@ def compile_(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     root: Root = None,
 ) -> None:
-    """Compile the generated kernels (no GPU needed) and show registers, spills and shared memory."""
+    """Compile the kernels, without a GPU. Shows registers, spills, local and shared memory; a spill is a fault."""
     from dsparkgen.compile import run_compile
 
     roots = tree.find_roots(root)
@@ -259,7 +260,7 @@ def bench(
     specs: Specs = None,
     out: Out = None,
 ) -> None:
-    """Time the kernels on this machine's GPU, L2 cold, beside the eager loop and the floor."""
+    """Time the kernels on this machine's GPU. The L2 cache is cold; the eager loop and the floor stand beside."""
     roots = tree.find_roots(root, specs, out)
     names = _selected(models, roots)
     numbers = None if rows is None else _positive("--rows", rows)
@@ -288,7 +289,7 @@ def bench(
 
 @app.command("list")
 @_guarded
-def list_(root: Root = None, specs: Specs = None, out: Out = None) -> None:
+def list_(root: Root = None, specs: SpecsAlone = None, out: Out = None) -> None:
     """List the models with their kernels, archs and evidence."""
     roots = tree.find_roots(root, specs, out, reads_only=True)
     with _working("rendering"):
@@ -303,11 +304,11 @@ def list_(root: Root = None, specs: Specs = None, out: Out = None) -> None:
 @_guarded
 def vendor(
     model: Model,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder that becomes the package.")],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder that becomes the package; MODEL is a subpackage of it.")],
     root: Root = None,
-    specs: Specs = None,
+    specs: SpecsAlone = None,
 ) -> None:
-    """Copy one model's kernels out, importable without this tool under any package name."""
+    """Copy one model's kernels out. The package works without this tool and may have any name."""
     roots = tree.find_roots(root, specs, reads_only=True)
     with _working("rendering"):
         built = tree.build_tree(roots)
@@ -330,7 +331,7 @@ def schema_(
 
 @app.command()
 @_guarded
-def doctor(root: Root = None, specs: Specs = None, out: Out = None) -> None:
+def doctor(root: Root = None, specs: SpecsAlone = None, out: Out = None) -> None:
     """Report versions, folders and GPU of this machine."""
     roots = tree.find_roots(root, specs, out, reads_only=True)
     all_specs, devices = tree.read_specs(roots.specs), tree.load_all_devices(roots)
