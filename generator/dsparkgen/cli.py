@@ -29,8 +29,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Models = Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models; default: all.")]
-Model = Annotated[str, typer.Argument(help="A model.")]
+Models = Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="Models; default: all.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model.")]
 Root = Annotated[Path | None, typer.Option(help="Folder with specs/ and templates/; default: the nearest parent.")]
 Specs = Annotated[Path | None, typer.Option(help="Folder of private specs, instead of specs/; needs --out.")]
 SpecsAlone = Annotated[Path | None, typer.Option("--specs", help="Folder of private specs, instead of specs/.")]
@@ -114,7 +114,7 @@ def check(
 @app.command()
 @_guarded
 def diff(
-    model: Annotated[str | None, typer.Argument(help="A model; default: the whole tree.")] = None,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A model; default: the whole tree.")] = None,
     against: Annotated[str | None, typer.Option(metavar="OTHER", help="Compare with this model instead.")] = None,
     root: Root = None,
     specs: Specs = None,
@@ -152,7 +152,7 @@ def plan(
     root: Root = None,
     specs: SpecsAlone = None,
 ) -> None:
-    """Show the plan: where the head stays, bytes a position, the floor."""
+    """Show the plan: residency, bytes a position, the floor."""
     from dsparkgen import plan as planner
 
     roots = tree.find_roots(root, specs, reads_only=True)
@@ -304,7 +304,9 @@ def list_(root: Root = None, specs: SpecsAlone = None, out: Out = None) -> None:
 @_guarded
 def vendor(
     model: Model,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder that becomes the package; MODEL is a subpackage of it.")],
+    to: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder that becomes the package; MODEL is a subpackage of it.")
+    ],
     root: Root = None,
     specs: SpecsAlone = None,
 ) -> None:
