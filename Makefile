@@ -23,9 +23,9 @@ venv: $(STAMP) ## .venv with the tool, the product's requirements and the test t
 # have no answer, pip chooses the release of PyTorch that goes with the pinned Triton.
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@echo "Setting up $(VENV) (the first time downloads the compilers and PyTorch) ..."
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@grep -v '^torch==' /dev/null $(CONSTRAINTS) -h > $(VENV)/without-torch.txt || true
-	$(INSTALL) $(CONSTRAINTS:%=-c %) || { echo "Trying the release of PyTorch that fits Triton ..."; $(INSTALL) -c $(VENV)/without-torch.txt; }
+	@$(INSTALL) $(CONSTRAINTS:%=-c %) || { echo "Trying the release of PyTorch that fits Triton ..."; $(INSTALL) -c $(VENV)/without-torch.txt; }
 	@touch $@
 
 demo: $(STAMP) ## spec -> plan -> kernels -> resource table -> draft tokens beside the reference

@@ -1,6 +1,6 @@
 """What has been run on a real GPU, and whether it is still the code that is checked in.
 
-``benchmarks/results/<gpu>/<model>.json`` is written by ``verify --record`` and ``bench --json`` alone::
+``benchmarks/results/<gpu>/<model>.json`` is written by ``verify --record`` and ``bench --record`` alone::
 
     {"device": "h200", "date": "2026-11-29", "command": "...",
      "rows": [{"kernel": "chain", "inputs": "<digest>", ...timings}],
@@ -68,7 +68,7 @@ def load(path: Path) -> dict[str, Any]:
     if document["seal"] != seal:
         raise EvidenceError(
             f"{path}: seal: the content gives {seal[:12]}, the file says {document['seal'][:12]}: it was edited by "
-            "hand. Run verify --record and bench --json again on that GPU"
+            "hand. Run verify --record and bench --record again on that GPU"
         )
     for entry in [*document["rows"], *document["verified"]]:
         if not isinstance(entry, dict) or not {"kernel", "inputs"} <= entry.keys():

@@ -259,7 +259,7 @@ def test_importing_the_package_needs_no_cuda_library() -> None:
         try:
             dspark_kernels.load("deepseek")
         except ValueError as error:
-            assert "expected one of the models deepseek_v41" in str(error)
+            assert "expected one of the models " in str(error) and "deepseek_v41" in str(error)
         print(config.VOCAB_SIZE, config.NUM_STEPS)
     """
     out = _run(
