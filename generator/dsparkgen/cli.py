@@ -74,6 +74,30 @@ def _working(what: str) -> Any:
 
 @app.command()
 @_guarded
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new model.")],
+    from_config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="config.json of the draft: vLLM's own or speculators format.")
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Take what the config does not state from this model's spec.")
+    ] = None,
+    root: Root = None,
+    specs: SpecsAlone = None,
+) -> None:
+    """Write a commented spec for a new model. An existing one is left as it is."""
+    from dsparkgen import hf
+
+    roots = tree.find_roots(root, specs, reads_only=True)
+    hf.check_name(name)
+    related = hf.read_like(like, roots) if like is not None else None
+    config = hf.read_config(from_config) if from_config is not None else None
+    path = hf.write_new(name, hf.spec_text(name, config, related), roots)
+    report.new_spec(path)
+
+
+@app.command()
+@_guarded
 def generate(models: Models = None, root: Root = None, specs: Specs = None, out: Out = None) -> None:
     """Render the kernels and write what changed. Files that no spec asks for are deleted."""
     roots = tree.find_roots(root, specs, out)

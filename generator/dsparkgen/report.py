@@ -15,8 +15,8 @@ from rich.table import Table
 
 from dsparkgen import __version__
 from dsparkgen.evidence import KernelState, render_table
-from dsparkgen.locate import Problem, show_path
-from dsparkgen.spec import ModelSpec
+from dsparkgen.locate import InvalidFile, Problem, read_document, show_path
+from dsparkgen.spec import ModelSpec, read_spec
 from dsparkgen.tree import MANIFEST, PACKAGE, RUFF_VERSION, Change, Roots, Tree, formatter_version
 
 LIST_WIDTH = 120  # characters where no terminal says how wide it is
@@ -31,6 +31,23 @@ def problems(found: Sequence[Problem], style: Style = "text") -> None:
             _annotate(problem.file, str(problem), line=problem.line, column=problem.column)
         else:
             print(problem, file=sys.stderr)
+
+
+def new_spec(path: Path) -> None:
+    """What `new` wrote, what its reader says, and what comes next."""
+    print(f"{'wrote':<9}{show_path(path)}")
+    try:
+        spec = read_spec(path)
+        left, errors = spec.provenance.unknown, False
+    except InvalidFile as error:
+        for problem in error.problems:
+            print(problem)
+        data = read_document(path).data
+        left, errors = data.get("provenance", {}).get("unknown", ()), True
+    if left:
+        print(f"unknown: {', '.join(left)}")
+    first = "resolve the errors above" if errors else "check the values"
+    print(f"next: {first}, state the public source under [provenance], then run: dsparkgen generate {path.stem}")
 
 
 def written(done: Sequence[Change], tree: Tree, roots: Roots) -> None:

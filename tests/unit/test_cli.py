@@ -184,6 +184,7 @@ def test_entry_points(command: list[str], monkeypatch: pytest.MonkeyPatch) -> No
     ran = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     for verb in (
+        "new",
         "generate",
         "check",
         "diff",
