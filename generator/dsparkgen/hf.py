@@ -500,10 +500,12 @@ def _require_draft(config: Config) -> None:
     if rank is not None and rank.value == 0:
         raise config.refuse("expected a rank above 0 (got 0): this draft has no Markov head", rank.path)
     named = [kind for kind in _architectures(config) if "dspark" in kind.lower()]
+    nested = config.data.get("text_config")
+    named += [key for key in (*config.data, *(nested if isinstance(nested, dict) else ())) if key.startswith("dspark_")]
     if rank is None and not named and "speculators_model_type" not in config.data:
         model_type = _shown(config.data.get("model_type"))
         raise config.refuse(
-            f"expected the config of a DSpark draft: {' or '.join(RANK_KEYS)}, an architecture with DSpark in its name, "
+            f"expected the config of a DSpark draft: {RANK_KEYS[0]}, a key dspark_*, an architecture with DSpark in its name, "
             f'or speculators_model_type "dspark" (got model_type {model_type}, '
             f"architectures {_shown(list(_architectures(config)))})"
         )

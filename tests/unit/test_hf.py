@@ -75,6 +75,7 @@ CONFIGS = {
     "factor of an unknown class": UNKNOWN_CLASS | {"logit_scale": 0.5},
     "almost nothing": {"markov_rank": 64},
     "no rank": {"architectures": ["Qwen3DSparkModel"]},
+    "no rank, built in": {"model_type": "deepseek_v4", "text_config": {"dspark_block_size": 5}},
     "fp32": NATIVE | {"dtype": "float32"},
     "fp32 head": NATIVE | {"head_dtype": "float32"},
     "gated": NATIVE | {"markov_head_type": "gated"},
