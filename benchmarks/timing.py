@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -18,16 +17,6 @@ LEAST_REPEATS = 30
 WARMUP_CALLS = 3
 ROUNDS_IN_FLIGHT = 8  # rounds queued before the host waits, well under the driver's launch queue
 US_PER_MS = 1000.0
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of one variant over all repeats."""
-
-    median_us: float
-    low_us: float  # 10th percentile
-    high_us: float  # 90th percentile
-    repeats: int
 
 
 class Flush:
@@ -80,7 +69,7 @@ def time_interleaved(
     device: torch.device,
     repeats: int = 35,
     warmup_rounds: int = 3,
-) -> dict[str, Timing]:
+) -> dict[str, float]:
     """Time each variant once a round, round after round, each time on its next input set and with a cold L2.
 
     Args:
@@ -90,7 +79,7 @@ def time_interleaved(
         warmup_rounds: rounds before them.
 
     Returns:
-        Timings by name. A time spans the call between two event nodes of its graph, as in a decode step's graph: it includes the
+        Median microseconds by name. A time spans the call between two event nodes of its graph, as in a decode step's graph: it includes the
         latency of one kernel launch inside a graph, 3.1 us for an empty kernel on an H200, not that of launching a graph.
 
     Raises:
@@ -108,7 +97,7 @@ def time_interleaved(
             us = graphs[name][turn % len(graphs[name])].replay_us()
             if turn >= warmup_rounds:
                 samples[name].append(us)
-    return {name: _summary(values) for name, values in samples.items()}
+    return {name: statistics.median(values) for name, values in samples.items()}
 
 
 def time_behind(
@@ -154,12 +143,5 @@ def time_behind(
         if turn % ROUNDS_IN_FLIGHT == 0:
             torch.cuda.synchronize(device)
     torch.cuda.synchronize(device)
-    totals = {
-        name: _summary([s.elapsed_time(e) * US_PER_MS for s, e in pairs]).median_us for name, pairs in marks.items()
-    }
+    totals = {name: statistics.median(s.elapsed_time(e) * US_PER_MS for s, e in pairs) for name, pairs in marks.items()}
     return {name: totals[name] - totals[None] for name in variants}
-
-
-def _summary(samples: list[float]) -> Timing:
-    deciles = statistics.quantiles(samples, n=10)
-    return Timing(statistics.median(samples), deciles[0], deciles[-1], len(samples))

@@ -206,7 +206,7 @@ def _row(root: Path, product: Product, device: DeviceSpec, rows: int, repeats: i
         calls = _Calls(root, product, rows, base, cache)
         times = timing.time_interleaved(calls.variants, device=calls.device, repeats=repeats)
         visible = _visible_us(root, calls, repeats) if pdl else {}
-    us = {name: round(found.median_us, 2) for name, found in times.items()}
+    us = {name: round(median, 2) for name, median in times.items()}
     floor = floor_us(
         device,
         vocab_size=config.DRAFT_VOCAB_SIZE,

@@ -250,7 +250,6 @@ class _Builder:
     def __init__(self, config: Config | None, like: ModelSpec | None) -> None:
         self.config, self.like = config, like
         self.entries: dict[str, Entry] = {}
-        self.notes: list[str] = []
         self.missing = f"not in {config.name}" if config else "not stated"
 
     def find(self, kind: type, *keys: str, sections: tuple[str, ...] = SECTIONS) -> Found | None:

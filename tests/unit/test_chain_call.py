@@ -15,6 +15,7 @@ import cutlass.cute as cute  # noqa: E402
 from cuda.bindings.driver import CUstream  # noqa: E402
 from cutlass import Int32, Int64  # noqa: E402
 from cutlass.cute.runtime import make_fake_stream  # noqa: E402
+
 from dspark_kernels._device.chain_call import ArgumentBlock  # noqa: E402
 from dspark_kernels.deepseek_v41 import chain, config  # noqa: E402
 
