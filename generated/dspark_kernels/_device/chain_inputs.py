@@ -38,13 +38,11 @@ class Inputs:
         self.shared = plan_line.shared_layout(line, rank_dim, num_steps, base_bytes)
         self.stage_bytes = plan_line.stage_bytes(base_bytes)
         self.base_pieces = TILE_ROWS * base_bytes // PIECE  # of a tile and row
-        self.entries = (
-            2 if line.row_slots == head_tiles.WIDE_ROWS else 1
-        )  # of a tile's 16 entries of a row, those of one lane
+        # Of a tile's 16 entries of a row, those of one lane.
+        self.entries = 2 if line.row_slots == head_tiles.WIDE_ROWS else 1
         self.embed_pieces = 2 * rank_dim // PIECE
-        self.embed_half = (
-            rank_dim * line.row_slots
-        )  # bytes of one half of the embeddings, see head_tiles.store_embedding
+        # Bytes of one half of the embeddings, see head_tiles.store_embedding.
+        self.embed_half = rank_dim * line.row_slots
 
     # ---- noise and base logits
 
