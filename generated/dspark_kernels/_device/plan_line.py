@@ -10,9 +10,7 @@ class Residency(NamedTuple):
     """Where the tiles of a CTA live, in the order streamed, resident, registers."""
 
     register_tiles: int  # per warp: tiles whose fragments stay in registers
-    register_chunks: (
-        int  # of such a tile's rank_dim / 32 chunks, those really in registers; the rest lies in shared memory
-    )
+    register_chunks: int  # of such a tile's rank_dim / 32 chunks, those in registers; the rest lies in shared memory
     resident: int  # per CTA: tiles that stay in shared memory
     ring: int  # slots that streamed tiles pass through, at most one a warp; 0 when nothing is streamed
     ahead: int  # tiles whose noise and base logits a warp stages at a time
