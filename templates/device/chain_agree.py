@@ -6,9 +6,7 @@ from cutlass import Int32, Int64, Uint32
 
 from . import exchange, head_tiles, keys, plan_line, ptx
 
-LANES = 32
 LINE_BYTES = 128  # of L2
-GATHER_BARRIER = 1  # named barrier of the gathering warps; 0 is the CTA's
 
 
 class Agreement:
@@ -51,7 +49,12 @@ class Agreement:
 
     @cute.jit
     def agree(self, c, step: Int32, sequence: Uint32):
-        """Warp n publishes this CTA's best key of row n, waits for everybody's and fetches the winner's embedding."""
+        """Warp n publishes this CTA's best key of row n, waits for everybody's and fetches the winner's embedding. All warps call it."""
+        goes_on = (step + 1 < self.num_steps) | (c.cta == 0)  # only CTA 0 reports the last token
+        best_hi = cute.make_rmem_tensor(cute.make_layout(self.gather.pair), Uint32)
+        best_lo = cute.make_rmem_tensor(cute.make_layout(self.gather.pair), Uint32)
+        for p in cutlass.range_constexpr(self.gather.pair):
+            best_hi[p], best_lo[p] = Uint32(0), Uint32(0)
         if c.warp < self.rows:
             keys_at = self.shared.keys + c.warp * (plan_line.RED_WARPS * plan_line.KEY_BYTES)
             hi, lo = self.largest_key(c, keys_at, self.line.warps)
@@ -60,27 +63,33 @@ class Agreement:
             if (c.lane * LINE_BYTES < self.tile.row_bytes) & (hi != 0):
                 candidate = c.embed + Int64(keys.token_of(lo, self.id_bits)) * self.tile.row_bytes
                 ptx.prefetch_l2(candidate + Int64(c.lane) * LINE_BYTES)
-            if (step + 1 < self.num_steps) | (c.cta == 0):  # only CTA 0 reports the last token
+            if goes_on:
                 best = exchange.gather(c, sequence, step, self.gather, self.tag_bits, self.stride)
-                hi, lo = best[0]
+                for p in cutlass.range_constexpr(self.gather.pair):
+                    best_hi[p], best_lo[p] = best[p]
                 if cutlass.const_expr(self.rows > 1):
-                    hi, lo = self.join_shares(c, best)
-                token = keys.token_of(lo, self.id_bits)
-                if hi == 0:  # a row slot without a row
-                    token = Int32(0)
-                if step + 1 < self.num_steps:
-                    self.fetch_embedding(c, c.warp, token)
-                if (c.cta == 0) & (c.lane == 0) & (c.warp < c.rows):
-                    ptx.stg_s64(c.draft_tokens + (Int64(c.warp) * c.token_stride + step) * 8, Int64(token))
+                    self.store_shares(c, best)
+        if cutlass.const_expr(self.rows > 1):
+            cute.arch.sync_threads()  # the gathering warps' shares are there
+        if (c.warp < self.rows) & goes_on:
+            hi, lo = best_hi[0], best_lo[0]
+            if cutlass.const_expr(self.rows > 1):
+                shares = self.shared.partials + c.warp * (self.rows * plan_line.KEY_BYTES)
+                hi, lo = self.largest_key(c, shares, self.rows)
+            token = keys.token_of(lo, self.id_bits)
+            if hi == 0:  # a row slot without a row
+                token = Int32(0)
+            if step + 1 < self.num_steps:
+                self.fetch_embedding(c, c.warp, token)
+            if (c.cta == 0) & (c.lane == 0) & (c.warp < c.rows):
+                ptx.stg_s64(c.draft_tokens + (Int64(c.warp) * c.token_stride + step) * 8, Int64(token))
 
     @cute.jit
-    def join_shares(self, c, best):
-        """The winner of row `warp` from what the gathering warps found in their shares of the records."""
+    def store_shares(self, c, best):
+        """What this gathering warp found in its share of the records, for the warps whose rows they are."""
         if c.lane < self.gather.lanes:
             for p in cutlass.range_constexpr(self.gather.pair):
                 row = c.lane * self.gather.pair + p
                 self.store_key(
                     c, self.shared.partials + (row * self.rows + c.warp) * plan_line.KEY_BYTES, best[p][0], best[p][1]
                 )
-        cute.arch.barrier(barrier_id=GATHER_BARRIER, number_of_threads=self.rows * LANES)
-        return self.largest_key(c, self.shared.partials + c.warp * (self.rows * plan_line.KEY_BYTES), self.rows)

@@ -35,11 +35,6 @@ class TileShape:
         self.chunk_words = 4 * GROUPS  # 32-bit words that a lane holds of one chunk of a tile
 
 
-def embedding_bytes(rank_dim: int, row_slots: int) -> int:
-    """Shared memory of the request rows' embeddings: bf16, in the fragment order of store_embedding."""
-    return 2 * rank_dim * max(row_slots, 1)
-
-
 def fragment_offset(shape: TileShape, lane: Int32) -> Int32:
     """Byte offset in a slot of the lane's first 16 bytes."""
     g, t = lane // 4, lane % 4

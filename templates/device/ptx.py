@@ -12,7 +12,6 @@ from cutlass import Boolean, Float32, Int32, Int64, Numeric, Uint32, Uint64
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
-FULL_MASK = 0xFFFFFFFF
 
 
 def _asm(out, ins, text: str, constraints: str, *, pure: bool = False, loc=None, ip=None):
@@ -141,11 +140,6 @@ def lds_u16(address: Int32, *, loc=None, ip=None) -> Uint32:
 
 
 @dsl_user_op
-def lds_u64(address: Int32, *, loc=None, ip=None) -> Uint64:
-    return Uint64(_asm(T.i64(), [address], "ld.shared.b64 $0, [$1];", "=l,r", loc=loc, ip=ip))
-
-
-@dsl_user_op
 def sts_b128(address: Int32, x: Sequence[Uint32], *, loc=None, ip=None) -> None:
     _asm(None, [address, *x], "st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r", loc=loc, ip=ip)
 
@@ -165,21 +159,6 @@ def sts_u16(address: Int32, x: Uint32, *, loc=None, ip=None) -> None:
     """Stores the low half of `x`."""
     text = "{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, $1;\nst.shared.b16 [$0], lo;\n}"
     _asm(None, [address, x], text, "r,r", loc=loc, ip=ip)
-
-
-@dsl_user_op
-def sts_u16_if(condition: Boolean, address: Int32, x: Uint32, *, loc=None, ip=None) -> None:
-    """Stores the low half of `x` in the lanes where `condition` holds."""
-    text = (
-        "{\n.reg .pred p;\n.reg .b16 lo, hi;\nsetp.ne.b32 p, $2, 0;\nmov.b32 {lo, hi}, $1;\n"
-        "@p st.shared.b16 [$0], lo;\n}"
-    )
-    _asm(None, [address, x, Int32(condition)], text, "r,r,r", loc=loc, ip=ip)
-
-
-@dsl_user_op
-def sts_u64(address: Int32, x: Uint64, *, loc=None, ip=None) -> None:
-    _asm(None, [address, x], "st.shared.b64 [$0], $1;", "r,l", loc=loc, ip=ip)
 
 
 # ---- global memory
