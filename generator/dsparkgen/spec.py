@@ -18,6 +18,7 @@ FORMAT = 1
 
 Dtype = Literal["bf16", "fp32"]
 KernelName = Literal["noise", "chain", "fused", "step"]
+PacketRole = Literal["score", "token", "nan", "spare"]
 Arch = Literal["sm_90a", "sm_100a", "sm_103a", "sm_120a"]
 NAME = r"^[a-z][a-z0-9_]*$"
 Broken = Iterator[tuple[Location, str]]
@@ -142,18 +143,28 @@ class Parallel(Table):
 class PacketField(Table):
     """One field of a packet."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=32)] = Field(description="Name of the field.")
+    name: PacketRole = Field(
+        description="`score`: fp32 bits of the rank's best score, 1 word; `token`: its target id, 1 word, or 2 with the low "
+        "word first; `nan`: 1 when the score is NaN, else 0, 1 word; `spare`: left alone."
+    )
     word: Annotated[int, Field(ge=0, le=15)] = Field(description="First 32-bit word of the field.")
     words: Annotated[int, Field(ge=1, le=2)] = Field(default=1, description="Width of the field in 32-bit words.")
 
 
 class Packet(Table):
-    """Layout of the packet that a rank sends per request row."""
+    """Layout of the packet that a rank sends per request row when the step kernels share a sharded head."""
 
     words: Annotated[int, Field(ge=2, le=16, multiple_of=2)] = Field(
         default=4, description="Width of a packet in 32-bit words."
     )
-    fields: tuple[PacketField, ...] = Field(default=(), description="Fields of a packet.")
+    fields: tuple[PacketField, ...] = Field(
+        default=(
+            PacketField(name="score", word=0),
+            PacketField(name="nan", word=1),
+            PacketField(name="token", word=2, words=2),
+        ),
+        description="Fields of a packet. Default: score in word 0, nan in word 1, token in words 2 and 3.",
+    )
 
 
 class Emit(Table):
@@ -235,6 +246,10 @@ def _tp_order(spec: Any) -> Broken:
         yield ("parallel", "tp"), f"must be ascending (got {show(tp)})"
 
 
+PACKET_WIDTHS = {"score": (1,), "token": (1, 2), "nan": (1,), "spare": (1, 2)}
+"""Words that each field of a packet may have."""
+
+
 def _packet(spec: Any) -> Broken:
     taken: dict[int, str] = {}
     names: set[str] = set()
@@ -243,6 +258,8 @@ def _packet(spec: Any) -> Broken:
         if field.name in names:
             yield (*where, "name"), f"must be used once (got {show(field.name)} again)"
         names.add(field.name)
+        if field.words not in PACKET_WIDTHS[field.name]:
+            yield (*where, "words"), f"must be 1 for {show(field.name)} (got {field.words})"
         if field.word + field.words > spec.packet.words:
             last = field.word + field.words - 1
             yield (*where, "word"), f"must end within packet.words, {spec.packet.words} (got word {last})"
@@ -255,8 +272,14 @@ def _packet(spec: Any) -> Broken:
 
 
 def _packet_needed(spec: Any) -> Broken:
-    if spec.parallel.exchange == "packet" and not spec.packet.fields:
-        yield ("parallel", "exchange"), 'must be "mailbox" without packet.fields (got "packet")'
+    sharded_step = "step" in spec.emit.kernels and max(spec.parallel.tp) > 1
+    if not sharded_step and spec.parallel.exchange != "packet":
+        return
+    user = 'exchange "packet"' if spec.parallel.exchange == "packet" else "step kernel on more than one rank"
+    names = [field.name for field in spec.packet.fields]
+    for role in ("score", "token"):
+        if role not in names:
+            yield ("packet", "fields"), f"must have a field {show(role)} for the {user} (got {show(tuple(names))})"
 
 
 # What each kernel of this generator can serve. A spec may describe more than today's kernels compute; a listed kernel

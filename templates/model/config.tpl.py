@@ -19,6 +19,14 @@ DRAFT_SALT = {{ spec.noise.draft_salt }}  # noise.draft_salt: added to the posit
 STEP_MIX = {{ spec.noise.step_mix }}  # noise.step_mix: the position's index is mixed into the seed
 DTYPE_BYTES = {"bf16": 2, "fp32": 4}
 
+# Packets that ranks gather between step kernels, in 32-bit words: their width, and by field the first word and the width.
+PACKET_WORDS = {{ spec.packet.words }}  # packet.words
+PACKET = {
+    # % for field in spec.packet.fields
+    "{{ field.name }}": ({{ field.word }}, {{ field.words }}),
+    # % endfor
+}
+
 # An exchange record is score 32, token id ID_BITS, sequence tag the rest.
 ID_BITS = {{ plan.id_bits }}
 
