@@ -6,6 +6,7 @@ templates/device/plan_line.py, which this module loads: the kernel and the plan 
 
 import importlib.util
 import math
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -80,6 +81,28 @@ class ModelPlan:
     lines: tuple[Any, ...]  # PlanLine
 
     @property
+    def drawn(self) -> int:
+        """Columns of the Markov head that can be drawn, see `drawn_columns`."""
+        return drawn_columns(self.spec)
+
+    @property
+    def multiplier(self) -> float:
+        """The transform's factor as an fp32 value."""
+        return fp32(self.spec.logits.transform.multiplier)
+
+    @property
+    def soft_cap(self) -> float | None:
+        """The transform's bound as an fp32 value; None without one."""
+        cap = self.spec.logits.transform.soft_cap
+        return None if cap is None else fp32(cap)
+
+    @property
+    def inverse_soft_cap(self) -> float | None:
+        """1 / `soft_cap`, divided in fp32: torch divides a tensor by a number through this factor. None without a cap."""
+        cap = self.soft_cap
+        return None if cap is None else fp32(1.0 / cap)
+
+    @property
     def planned_devices(self) -> tuple[DeviceSpec, ...]:
         """The GPUs, in the order of their names."""
         return tuple(self.devices[name] for name in sorted(self.devices))
@@ -108,6 +131,20 @@ def plan_model(spec: ModelSpec, devices: Mapping[str, DeviceSpec]) -> ModelPlan:
     )
 
 
+def fp32(value: float) -> float:
+    """The fp32 number nearest to a value. 1 / x of an fp32 x rounds once: fp64 has more than twice the bits."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def drawn_columns(spec: ModelSpec) -> int:
+    """Columns of the Markov head from the first on that can be drawn: all, or those below the sampling limit.
+
+    With a d2t tensor the limit is one of target ids: which columns it leaves out stands in the tensor.
+    """
+    draft = spec.vocabulary.draft
+    return draft if spec.vocabulary.d2t else min(draft, spec.vocabulary.sampling_limit)
+
+
 def _shard(spec: ModelSpec, tp: int) -> int:
     return -(-spec.vocabulary.draft // tp)
 
@@ -124,7 +161,8 @@ def _lines(spec: ModelSpec, devices: Mapping[str, DeviceSpec]) -> Iterator[Any]:
 
 def _plan(spec: ModelSpec, device: DeviceSpec, tp: int, row_slots: int) -> Any | None:
     """The plan line of that key, or None when nothing fits."""
-    width = _shard(spec, tp)
+    drawn = drawn_columns(spec)
+    width = min(_shard(spec, tp), drawn)
     none = Residency(0, 0, 0, 0, 0, 0)
     line = PlanLine(
         device=device.name,
@@ -136,7 +174,7 @@ def _plan(spec: ModelSpec, device: DeviceSpec, tp: int, row_slots: int) -> Any |
         bf16=none,
         fp32=none,
         shared_bytes=0,
-        partial=width % TILE_ROWS != 0 or spec.vocabulary.draft % tp != 0,
+        partial=width % TILE_ROWS != 0 or drawn != width * tp,
     )
     found = {dtype: place(line, spec, device, dtype) for dtype in BYTES}
     if None in found.values():
@@ -254,10 +292,12 @@ def floor_us(
     rows: int,
     base_bytes: int = 2,
     cache_bytes: int = 2,
+    cache_columns: int | None = None,
 ) -> float:
     """Microseconds below which no chain can run: each input read once and each output written once at the device's copy
-    bandwidth, one grid barrier a position, one launch."""
-    moved = vocab_size * 2 * rank_dim + rows * num_steps * vocab_size * (base_bytes + 4 + cache_bytes)
+    bandwidth, one grid barrier a position, one launch. `cache_columns`: of the logits cache; default `vocab_size`."""
+    cached = cache_bytes * (vocab_size if cache_columns is None else cache_columns)
+    moved = vocab_size * 2 * rank_dim + rows * num_steps * (vocab_size * (base_bytes + 4) + cached)
     return moved / device.hbm_bytes_per_s * 1e6 + num_steps * device.grid_barrier_us + device.launch_us
 
 
