@@ -167,6 +167,30 @@ class Packet(Table):
     )
 
 
+class StepBlock(Table):
+    """One line of the table of block sizes."""
+
+    max_rows: Annotated[int, Field(ge=1, le=4096)] = Field(description="Most request rows that take this block size.")
+    block: Annotated[int, Field(ge=64, le=8192)] = Field(
+        description="Vocabulary entries of a block, a power of two; results do not depend on it."
+    )
+
+
+class Step(Table):
+    """Launches of the step kernels, one a draft position. Every choice draws the same tokens."""
+
+    block_sizes: Annotated[tuple[StepBlock, ...], Field(max_length=8)] = Field(
+        default=(StepBlock(max_rows=2, block=512), StepBlock(max_rows=16, block=1024)),
+        description="Block sizes by row count, ascending; the first line with enough rows counts.",
+    )
+    default_block: Annotated[int, Field(ge=64, le=8192)] = Field(
+        default=2048, description="Block size beyond the last line of `block_sizes`, a power of two."
+    )
+    pdl_max_rows: Annotated[int, Field(ge=0, le=4096)] = Field(
+        default=32, description="Most request rows that are launched programmatically dependent; 0 means never."
+    )
+
+
 class Emit(Table):
     """What is generated."""
 
@@ -248,6 +272,19 @@ def _tp_order(spec: Any) -> Broken:
 
 PACKET_WIDTHS = {"score": (1,), "token": (1, 2), "nan": (1,), "spare": (1, 2)}
 """Words that each field of a packet may have."""
+
+
+def _step_blocks(spec: Any) -> Broken:
+    before = 0
+    for index, line in enumerate(spec.step.block_sizes):
+        where = ("step", "block_sizes", index)
+        if line.max_rows <= before:
+            yield (*where, "max_rows"), f"must be ascending, more than {before} (got {line.max_rows})"
+        before = line.max_rows
+        if line.block & (line.block - 1):
+            yield (*where, "block"), f"must be a power of two (got {line.block})"
+    if spec.step.default_block & (spec.step.default_block - 1):
+        yield ("step", "default_block"), f"must be a power of two (got {spec.step.default_block})"
 
 
 def _packet(spec: Any) -> Broken:
@@ -374,6 +411,7 @@ class ModelSpec(Table):
         _distinct("emit", "kernels"),
         _distinct("emit", "archs"),
         _tp_order,
+        _step_blocks,
         _packet,
         _packet_needed,
         _kernels_exist,
@@ -390,6 +428,7 @@ class ModelSpec(Table):
     noise: Noise = Field(default=Noise(), description="Gumbel noise.")
     parallel: Parallel = Field(description="Tensor parallelism.")
     packet: Packet = Field(default=Packet(), description="Packets of the step kernels.")
+    step: Step = Field(default=Step(), description="Launches of the step kernels.")
     emit: Emit = Field(description="Kernels and architectures to generate.")
     provenance: Provenance = Field(description="Source of the numbers.")
 
