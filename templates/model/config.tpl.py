@@ -19,6 +19,15 @@ DRAFT_SALT = {{ spec.noise.draft_salt }}  # noise.draft_salt: added to the posit
 STEP_MIX = {{ spec.noise.step_mix }}  # noise.step_mix: the position's index is mixed into the seed
 DTYPE_BYTES = {"bf16": 2, "fp32": 4}
 
+# Step kernels: (most request rows, vocabulary entries of a block), ascending; the block size beyond; most rows launched with PDL.
+STEP_BLOCKS = (
+    # % for line in spec.step.block_sizes
+    ({{ line.max_rows }}, {{ line.block }}),
+    # % endfor
+)
+STEP_DEFAULT_BLOCK = {{ spec.step.default_block }}  # step.default_block
+STEP_PDL_MAX_ROWS = {{ spec.step.pdl_max_rows }}  # step.pdl_max_rows
+
 # Packets that ranks gather between step kernels, in 32-bit words: their width, and by field the first word and the width.
 PACKET_WORDS = {{ spec.packet.words }}  # packet.words
 PACKET = {

@@ -116,7 +116,10 @@ def share_buffer(ranks: RankGroup, size: int, device: torch.device) -> PeerBuffe
     from torch.distributed import _symmetric_memory as symmetric
 
     places = ranks.gather(ranks.attempt("place of the rank", lambda: place_of(device)))
-    refused = ranks.agree(why_unreachable(ranks.rank, places, device, visible_gpus()))
+    unreachable = ranks.attempt(
+        "looking for the peers' GPUs", lambda: why_unreachable(ranks.rank, places, device, visible_gpus())
+    )
+    refused = ranks.agree(unreachable)
     if refused is not None:
         raise Declined(refused)
 
