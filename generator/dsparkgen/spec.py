@@ -171,7 +171,7 @@ class StepBlock(Table):
     """One line of the table of block sizes."""
 
     max_rows: Annotated[int, Field(ge=1, le=4096)] = Field(description="Most request rows that take this block size.")
-    block: Annotated[int, Field(ge=64, le=8192)] = Field(
+    block: Annotated[int, Field(ge=1024, le=8192)] = Field(
         description="Vocabulary entries of a block, a power of two; results do not depend on it."
     )
 
@@ -180,11 +180,15 @@ class Step(Table):
     """Launches of the step kernels, one a draft position. Every choice draws the same tokens."""
 
     block_sizes: Annotated[tuple[StepBlock, ...], Field(max_length=8)] = Field(
-        default=(StepBlock(max_rows=2, block=512), StepBlock(max_rows=16, block=1024)),
+        default=(
+            StepBlock(max_rows=2, block=1024),
+            StepBlock(max_rows=8, block=2048),
+            StepBlock(max_rows=16, block=4096),
+        ),
         description="Block sizes by row count, ascending; the first line with enough rows counts.",
     )
-    default_block: Annotated[int, Field(ge=64, le=8192)] = Field(
-        default=2048, description="Block size beyond the last line of `block_sizes`, a power of two."
+    default_block: Annotated[int, Field(ge=1024, le=8192)] = Field(
+        default=8192, description="Block size beyond the last line of `block_sizes`, a power of two."
     )
     pdl_max_rows: Annotated[int, Field(ge=0, le=4096)] = Field(
         default=32, description="Most request rows that are launched programmatically dependent; 0 means never."

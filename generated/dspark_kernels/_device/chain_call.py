@@ -15,24 +15,61 @@ import torch
 
 from . import host, plan_line
 from .host import Expected, Misfit
+from .rank_group import Columns, columns_of
 
 NOISE_ALIGNMENT = 4  # fp32 values in 16 bytes: a noise row starts on a vector boundary
 OFFSETS = (
     2**31
 )  # the kernel counts the entries of base logits and noise in 32 bits; half of them leave room for its sums
 WARP_LANES = 32
+RANK_STRIDES = ("base_rank_stride", "cache_rank_stride", "token_rank_stride")  # between two emulated ranks
+BATCH_SHAPE_BITS = 28  # of the word that ranks compare in a debugging build
 SLOT_BYTES = 8  # of an argument in an ArgumentBlock
 NARROW_FIELD, WIDE_FIELD, STREAM_FIELD = "i4x", "q", "Q"  # int32 with padding, int64, CUstream
 
 
-def noise_pitch(vocab_size: int) -> int:
-    """fp32 values from one noise row to the next."""
-    return -(-vocab_size // NOISE_ALIGNMENT) * NOISE_ALIGNMENT
+class Share(NamedTuple):
+    """What one launch covers: the ranks that it plays, one or all of them, and the vocabulary columns of each."""
+
+    world: int  # ranks that the vocabulary is split over
+    rank: int  # the launch's first rank
+    shard_width: int  # columns of a rank, the last ranks taking what is left
+    columns: tuple[Columns, ...]  # of each rank of the launch
+
+    @property
+    def emulated(self) -> bool:
+        """Whether one launch plays all ranks."""
+        return len(self.columns) > 1
+
+    @property
+    def first(self) -> int:
+        """The launch's first column."""
+        return self.columns[0].first
+
+    @property
+    def width(self) -> int:
+        """The first rank's columns."""
+        return self.columns[0].width
 
 
-def why_noise_too_large(vocab_size: int, samples: int) -> str | None:
+def share_of(vocab_size: int, world: int, rank: int, shard_width: int) -> Share:
+    """What a launch of one rank covers."""
+    return Share(world, rank, shard_width, (columns_of(vocab_size, shard_width, rank),))
+
+
+def emulated_share(vocab_size: int, world: int, shard_width: int) -> Share:
+    """What a launch of all ranks on one GPU covers."""
+    return Share(world, 0, shard_width, tuple(columns_of(vocab_size, shard_width, rank) for rank in range(world)))
+
+
+def noise_pitch(width: int) -> int:
+    """fp32 values from one noise row to the next, for so many columns."""
+    return -(-width // NOISE_ALIGNMENT) * NOISE_ALIGNMENT
+
+
+def why_noise_too_large(width: int, samples: int) -> str | None:
     """Why the noise of so many samples is beyond the kernel's offsets, or None."""
-    entries = samples * noise_pitch(vocab_size)
+    entries = samples * noise_pitch(width)
     if entries < OFFSETS:
         return None
     return f"noise of {samples} samples: expected fewer than {OFFSETS} entries, got {entries}; lower draft.max_rows"
@@ -43,13 +80,15 @@ def why_not_fitting(
     embed_weight: torch.Tensor,
     head_weight: torch.Tensor,
     max_reqs: int,
-    cache_dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
     pdl: bool,
+    share: Share,
 ) -> str | None:
     """Why a sampler's arguments do not fit its model, or None."""
+    whole = share.emulated or not is_head_shard(config, head_weight, share)
     for name, weight, tokens in (
         ("embed_weight", embed_weight, config.VOCAB_SIZE),
-        ("head_weight", head_weight, config.DRAFT_VOCAB_SIZE),
+        ("head_weight", head_weight, config.DRAFT_VOCAB_SIZE if whole else share.width),
     ):
         wanted = Expected(
             (torch.bfloat16,), (tokens, config.RANK_DIM), (0,), contiguous=True, alignment=host.VECTOR_BYTES
@@ -66,23 +105,56 @@ def why_not_fitting(
     return None
 
 
+def is_head_shard(config: ModuleType, head_weight: Any, share: Share) -> bool:
+    """Whether a head holds the rows of one rank alone: with several ranks, one of fewer rows than the vocabulary."""
+    if share.world == 1 or not isinstance(head_weight, torch.Tensor) or head_weight.dim() != 2:
+        return False
+    return head_weight.shape[0] < config.DRAFT_VOCAB_SIZE
+
+
+def rank_head(config: ModuleType, head_weight: torch.Tensor, share: Share) -> torch.Tensor:
+    """The view of a head, whole or a rank's shard, that starts at the launch's first row."""
+    return head_weight if is_head_shard(config, head_weight, share) else head_weight[share.first :]
+
+
+def lines_of(
+    config: ModuleType, facts: host.DeviceFacts, share: Share, device_name: str | None
+) -> dict[int, plan_line.PlanLine]:
+    """The plan lines that a share's launches take, by row slots, ascending. Ask ``why_no_place`` first."""
+    width, columns = share.shard_width, config.DRAWN
+    if share.emulated:
+        # The tiles of one GPU's plan, which its CTAs then hold for the ranks in turn.
+        lines = host.plan_lines(config.PLANS, config.DEVICES, facts, 1, device_name)
+        return {slots: plan_line.emulated(line, share.world, width, columns) for slots, line in lines.items()}
+    lines = host.plan_lines(config.PLANS, config.DEVICES, facts, share.world, device_name)
+    if share.world == 1:
+        return lines
+    return {slots: plan_line.for_shard(line, width, columns) for slots, line in lines.items()}
+
+
 def why_no_place(
-    config: ModuleType, device: torch.device, max_reqs: int, device_name: str | None, pdl: bool
+    config: ModuleType, device: torch.device, max_reqs: int, device_name: str | None, pdl: bool, share: Share
 ) -> str | None:
     """Why no plan of the model fits a device, or None. `pdl`: without the driver's own check that all CTAs are resident."""
-    reason = why_noise_too_large(config.DRAFT_VOCAB_SIZE, min(config.MAX_ROWS, max_reqs) * config.NUM_STEPS)
+    reason = why_noise_too_large(share.shard_width, min(config.MAX_ROWS, max_reqs) * config.NUM_STEPS)
     if reason is not None:
         return reason
     facts = host.read_device(device)
-    reason = host.why_no_plan(config.PLANS, config.DEVICES, facts, 1, device_name)
-    if reason is not None or not pdl:
+    reason = host.why_no_plan(config.PLANS, config.DEVICES, facts, 1 if share.emulated else share.world, device_name)
+    if reason is not None:
         return reason
-    sm = host.read_sm(device)
-    for line in host.plan_lines(config.PLANS, config.DEVICES, facts, 1, device_name).values():
+    if share.emulated and share.world > facts.sms:
+        return f"world: expected at most {facts.sms} emulated ranks, one per SM, got {share.world}"
+    lines = lines_of(config, facts, share, device_name)
+    sm = host.read_sm(device) if pdl else None
+    for line in lines.values():
         for base in config.BASE_DTYPES:
-            reason = host.why_not_resident(facts, sm, ctas=line.ctas, **block_shape(config, line, base))
+            if share.world > 1:
+                reason = plan_line.why_not_shard(line, share.shard_width, config.DTYPE_BYTES[base])
+            elif sm is not None:
+                reason = host.why_not_resident(facts, sm, ctas=line.ctas, **block_shape(config, line, base))
             if reason is not None:
-                return f"pdl: the plan for {line.row_slots} row slots: {reason}"
+                return f"{'shard_width' if share.world > 1 else 'pdl'}: the plan for {line.row_slots} row slots: {reason}"
     return None
 
 
@@ -101,28 +173,54 @@ class Expectations:
         max_rows: most request rows of a call.
         max_reqs: number of request states.
         cache_dtype: dtype of the logits cache.
+        share: what a launch covers. With emulated ranks the cache and the draft tokens have one more dimension, the
+            rank's, in front, and base logits are whole; with one of several ranks they may be its shard.
     """
 
     def __init__(
-        self, config: ModuleType, device: torch.device, *, max_rows: int, max_reqs: int, cache_dtype: torch.dtype
+        self,
+        config: ModuleType,
+        device: torch.device,
+        *,
+        max_rows: int,
+        max_reqs: int,
+        cache_dtype: torch.dtype,
+        share: Share,
     ) -> None:
         steps = config.NUM_STEPS
         self.device, self.max_rows, self.num_steps, self.width = device, max_rows, steps, config.DRAFT_VOCAB_SIZE
+        self.share, self.takes_shards = share, share.world > 1 and not share.emulated
         self.base_dtypes = tuple(host.DTYPES[name] for name in config.BASE_DTYPES)
+        ranks = (share.world,) if share.emulated else ()
+        at = len(ranks)
         counts = range(max_rows + 1)
         self.base_logits = [Expected(self.base_dtypes, (rows, steps, self.width), extendable=(2,)) for rows in counts]
+        self.base_shard = [Expected(self.base_dtypes, (rows, steps, share.width), extendable=(2,)) for rows in counts]
         self.samples = [Expected((torch.int64,), (rows * steps,), extendable=(0,), contiguous=True) for rows in counts]
-        self.draft_tokens = [Expected((torch.int64,), (rows, steps), extendable=(0,)) for rows in counts]
+        self.draft_tokens = [Expected((torch.int64,), (*ranks, rows, steps), extendable=(at,)) for rows in counts]
         self.temperature = Expected((torch.float32,), (max_reqs,), extendable=(0,), contiguous=True)
         self.seeds = Expected((torch.int64,), (max_reqs,), extendable=(0,), contiguous=True)
-        self.logits_cache = Expected((cache_dtype,), (max_reqs, steps, config.VOCAB_SIZE), extendable=(0, 2))
+        cached = (*ranks, max_reqs, steps, config.VOCAB_SIZE)
+        self.logits_cache = Expected((cache_dtype,), cached, extendable=(at, at + 2))
+
+    def is_shard(self, base_logits: torch.Tensor) -> bool:
+        """Whether base logits are one rank's shard: with several ranks, those of fewer columns than the vocabulary."""
+        return self.takes_shards and base_logits.shape[-1] < self.width
 
     def base_logits_misfit(self, rows: int, base_logits: Any) -> Misfit | None:
         """Why base logits do not fit a call of ``rows`` rows, or None. Values are not looked at.
 
         The last entry must lie less than 2^31 entries behind the first. torch has no negative strides.
         """
-        found = self.base_logits[rows].misfit("base_logits", base_logits, self.device)
+        shard = isinstance(base_logits, torch.Tensor) and base_logits.dim() == 3 and self.is_shard(base_logits)
+        wanted = self.base_shard if shard else self.base_logits
+        found = wanted[rows].misfit("base_logits", base_logits, self.device)
+        if found is None and shard and base_logits.shape[2] > self.share.shard_width:
+            whole, most = f"all {self.width} columns", self.share.shard_width
+            found = Misfit(
+                ValueError,
+                f"base_logits: expected {whole}, or a shard of {self.share.width} to {most}, got {host.describe(base_logits)}",
+            )
         if found is not None:
             return found
         row_stride, pos_stride, _ = base_logits.stride()
@@ -174,37 +272,55 @@ class Expectations:
         self.logits_cache.check("logits_cache", logits_cache, self.device)
         self.draft_tokens[rows].check("draft_tokens", draft_tokens, self.device)
 
+    def call_arguments(
+        self,
+        rows: int,
+        base_logits: torch.Tensor,
+        input_ids: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        temperature: torch.Tensor,
+        logits_cache: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        query_per_row: int,
+    ) -> dict[str, int]:
+        """The kernel's arguments that a checked call brings, by name: device addresses, strides in elements, flags."""
+        share = self.share
+        base_row_stride, base_pos_stride, _ = base_logits.stride()
+        cache_req_stride, cache_pos_stride, _ = logits_cache.stride()[-3:]
+        first = 0 if self.is_shard(base_logits) else share.first
+        base = base_logits.data_ptr() + first * base_logits.element_size()
+        base_vector, cache_vector = host.vector_ok(base_logits, first), host.vector_ok(logits_cache)
+        if share.world > 1:
+            # The other ranks' columns start a multiple of the shard width further on.
+            cache_vector &= host.vector_step(share.shard_width, logits_cache)
+        strides = dict.fromkeys(RANK_STRIDES, 0)
+        if share.emulated:
+            base_vector &= host.vector_step(share.shard_width, base_logits)
+            values = (share.shard_width, logits_cache.stride(0), draft_tokens.stride(0))
+            strides = dict(zip(RANK_STRIDES, values, strict=True))
+        return strides | {
+            "base": base,
+            "base_row_stride": base_row_stride,
+            "base_pos_stride": base_pos_stride,
+            "base_vector": base_vector,
+            "cache": logits_cache.data_ptr(),
+            "cache_req_stride": cache_req_stride,
+            "cache_pos_stride": cache_pos_stride,
+            "cache_vector": cache_vector,
+            "input_ids": input_ids.data_ptr(),
+            "query_per_row": query_per_row,
+            "idx_mapping": idx_mapping.data_ptr(),
+            "temperature": temperature.data_ptr(),
+            "draft_tokens": draft_tokens.data_ptr(),
+            "token_stride": draft_tokens.stride(-2),
+            "rows": rows,
+        }
 
-def call_arguments(
-    rows: int,
-    base_logits: torch.Tensor,
-    input_ids: torch.Tensor,
-    idx_mapping: torch.Tensor,
-    temperature: torch.Tensor,
-    logits_cache: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    query_per_row: int,
-) -> dict[str, int]:
-    """The kernel's arguments that a call brings, by name: device addresses, strides in elements, flags."""
-    base_row_stride, base_pos_stride, _ = base_logits.stride()
-    cache_req_stride, cache_pos_stride, _ = logits_cache.stride()
-    return {
-        "base": base_logits.data_ptr(),
-        "base_row_stride": base_row_stride,
-        "base_pos_stride": base_pos_stride,
-        "base_vector": host.vector_ok(base_logits),
-        "cache": logits_cache.data_ptr(),
-        "cache_req_stride": cache_req_stride,
-        "cache_pos_stride": cache_pos_stride,
-        "cache_vector": host.vector_ok(logits_cache),
-        "input_ids": input_ids.data_ptr(),
-        "query_per_row": query_per_row,
-        "idx_mapping": idx_mapping.data_ptr(),
-        "temperature": temperature.data_ptr(),
-        "draft_tokens": draft_tokens.data_ptr(),
-        "token_stride": draft_tokens.stride(0),
-        "rows": rows,
-    }
+    def batch_shape(self, rows: int, base_logits: torch.Tensor, query_per_row: int) -> int:
+        """What ranks of one group must agree on in a call, in BATCH_SHAPE_BITS bits. Base logits may be whole on one rank
+        and a shard on another; their dtype may not differ, nor may the anchors' distance."""
+        word = (query_per_row * len(host.DTYPES) + self.base_dtypes.index(base_logits.dtype)) * (self.max_rows + 1) + rows
+        return word % (1 << BATCH_SHAPE_BITS)
 
 
 class Slot:

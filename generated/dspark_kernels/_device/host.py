@@ -76,8 +76,8 @@ class Expected(NamedTuple):
         fits = len(sizes) == len(self.shape) and tensor.device == device
         for dim, least in enumerate(self.shape):
             fits = fits and (sizes[dim] == least or (dim in self.extendable and sizes[dim] > least))
-        # A size of 1 leaves its stride meaningless: torch may report any number there.
-        fits = fits and (strides[-1] == 1 or sizes[-1] == 1)
+        # A size of 0 or 1 leaves its stride meaningless: torch may report any number there.
+        fits = fits and (strides[-1] == 1 or sizes[-1] <= 1)
         fits = fits and (not self.contiguous or tensor.is_contiguous())
         if fits and tensor.data_ptr() % self.alignment == 0:
             return None
@@ -102,12 +102,17 @@ def check_int(name: str, value: Any, least: int, most: int | None = None) -> Non
         raise ValueError(f"{name}: expected an int {span}, got {value}")
 
 
-def vector_ok(tensor: torch.Tensor) -> int:
-    """1 when every row of ``tensor`` starts on a 16-byte boundary, so that vector accesses are allowed, else 0."""
+def vector_ok(tensor: torch.Tensor, first: int = 0) -> int:
+    """1 when column ``first`` of every row starts on a 16-byte boundary, so that vector accesses are allowed, else 0."""
     size = tensor.element_size()
-    starts = [tensor.data_ptr()]
+    starts = [tensor.data_ptr() + first * size]
     starts += [stride * size for stride, n in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if n > 1]
     return int(all(start % VECTOR_BYTES == 0 for start in starts))
+
+
+def vector_step(columns: int, tensor: torch.Tensor) -> int:
+    """1 when so many columns of ``tensor`` are whole 16-byte vectors, else 0."""
+    return int(columns * tensor.element_size() % VECTOR_BYTES == 0)
 
 
 class DeviceFacts(NamedTuple):
