@@ -75,6 +75,7 @@ def _sample_kernel(
     step,
     num_steps,
     salt,
+    first,  # id of the first of `count` columns
     count,
     BLOCK: tl.constexpr,
 ):
@@ -91,10 +92,10 @@ def _sample_kernel(
     if heat != 0.0:
         seed = tl.load(seeds + state) ^ (tl.cast(step, tl.int64) << 32)
         key = tl.load(positions + row * num_steps + step) - 1 + salt
-        score = tl.where(inside, score / heat + _gumbel(seed, key, ids), float("-inf"))
+        score = tl.where(inside, score / heat + _gumbel(seed, key, first + ids), float("-inf"))
     value, place = tl.max(score, axis=0, return_indices=True)
     tl.store(best_score + row * tl.num_programs(1) + block, value)
-    tl.store(best_id + row * tl.num_programs(1) + block, block * BLOCK + place)
+    tl.store(best_id + row * tl.num_programs(1) + block, first + block * BLOCK + place)
 
 
 def noise(seed: int, key: int, count: int, device: torch.device) -> torch.Tensor:
@@ -126,6 +127,7 @@ def sample_blocks(
     step: int,
     num_steps: int,
     salt: int,
+    first: int = 0,
 ) -> None:
     """Cache one position's logits and leave the noised maximum of each block of `BLOCK` ids, as the engine's kernel does.
 
@@ -134,6 +136,7 @@ def sample_blocks(
         best_id: int64 [rows, blocks], out.
         logits: [rows, V], contiguous, in the cache's dtype.
         cache: [max_reqs, N, >= V], out; other arguments as in a sampler's `sample`.
+        first: token id of column 0, where the logits and the cache are a vocabulary shard's.
     """
     rows, count = logits.shape
     _sample_kernel[rows, best_score.shape[1]](
@@ -150,6 +153,7 @@ def sample_blocks(
         step,
         num_steps,
         salt,
+        first,
         count,
         BLOCK=BLOCK,
     )
