@@ -17,6 +17,22 @@ EXACT_LARGEST = 4  # ... up to 4/16, so that a sum of 512 products is exact in f
 TEMPERATURES = (0.0, 1.0, 0.7, 1.3, 0.05)
 
 Layout = Literal["plain", "odd", "steps_first"]
+Placement = Literal["none", "sum", "base", "both"]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The output transform, as `logits.transform` in a spec: multiplier, then soft cap."""
+
+    placement: Placement = "none"
+    multiplier: float = 1.0
+    soft_cap: float | None = None
+    base_capped: bool = False  # whether base logits arrive transformed
+
+    @classmethod
+    def of(cls, config: Any) -> "Transform":
+        """The transform of a generated model's config.py."""
+        return cls(config.TRANSFORM, config.MULTIPLIER, config.SOFT_CAP, config.BASE_CAPPED)
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,7 @@ class Case:
     sampling_limit: int
     draft_salt: int = DRAFT_SALT
     step_mix: bool = True
+    transform: Transform = Transform()
 
     @property
     def rows(self) -> int:
