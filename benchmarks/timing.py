@@ -38,9 +38,9 @@ def _event() -> torch.cuda.Event:
 
 
 class TimedGraph:
-    """A CUDA graph of a flush and one call, with an event node on either side of the call."""
+    """A CUDA graph of a flush, what must happen just before the call, and the call with an event node on either side."""
 
-    def __init__(self, call: Callable[[], None], flush: Flush) -> None:
+    def __init__(self, call: Callable[[], None], flush: Flush, meet: Callable[[], None] | None = None) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -50,8 +50,11 @@ class TimedGraph:
         torch.cuda.synchronize()
         self._start, self._end = _event(), _event()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # Another thread's calls, such as those of a process group's watchdog, do not end this capture.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             flush()
+            if meet is not None:
+                meet()
             self._start.record()
             call()
             self._end.record()
@@ -63,41 +66,47 @@ class TimedGraph:
         return self._start.elapsed_time(self._end) * US_PER_MS
 
 
-def time_interleaved(
-    variants: Mapping[str, Sequence[Callable[[], None]]],
-    *,
-    device: torch.device,
-    repeats: int = 35,
-    warmup_rounds: int = 3,
-) -> dict[str, float]:
-    """Time each variant once a round, round after round, each time on its next input set and with a cold L2.
+class Interleaved:
+    """Variants to time once a round, round after round, each time on its next input set and with a cold L2.
+
+    A time spans the call between two event nodes of its graph, as in a decode step's graph: it includes the latency of one
+    kernel launch inside a graph, 3.1 us for an empty kernel on an H200, not that of launching a graph.
 
     Args:
-        variants: per name, one call per input set; every call is captured in a graph of its own.
+        variants: per name, one call per input set; every call is captured in a graph of its own here.
         device: the GPU.
-        repeats: rounds that count, at least 30.
-        warmup_rounds: rounds before them.
-
-    Returns:
-        Median microseconds by name. A time spans the call between two event nodes of its graph, as in a decode step's graph: it includes the
-        latency of one kernel launch inside a graph, 3.1 us for an empty kernel on an H200, not that of launching a graph.
-
-    Raises:
-        ValueError: fewer than 30 repeats: a median of fewer says little on a shared machine.
+        meet: launched between flush and call, where several GPUs must start a call together: it ends on all of them at
+            about the same time. Every rank then has the same variants in the same order.
     """
-    if repeats < LEAST_REPEATS:
-        raise ValueError(f"repeats: expected at least {LEAST_REPEATS}, got {repeats}")
-    flush = Flush(device)
-    graphs = {name: [TimedGraph(call, flush) for call in calls] for name, calls in variants.items()}
-    samples: dict[str, list[float]] = {name: [] for name in graphs}
-    names = list(graphs)
-    for turn in range(warmup_rounds + repeats):
-        # Each round starts with another variant, so that none always follows the same neighbour.
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            us = graphs[name][turn % len(graphs[name])].replay_us()
-            if turn >= warmup_rounds:
-                samples[name].append(us)
-    return {name: statistics.median(values) for name, values in samples.items()}
+
+    def __init__(
+        self,
+        variants: Mapping[str, Sequence[Callable[[], None]]],
+        *,
+        device: torch.device,
+        meet: Callable[[], None] | None = None,
+    ) -> None:
+        flush = Flush(device)
+        self._graphs = {name: [TimedGraph(call, flush, meet) for call in calls] for name, calls in variants.items()}
+
+    def medians_us(self, *, repeats: int = 35, warmup_rounds: int = 3) -> dict[str, float]:
+        """Median microseconds by name over `repeats` rounds, after `warmup_rounds` that do not count.
+
+        Raises:
+            ValueError: fewer than 30 repeats: a median of fewer says little on a shared machine.
+        """
+        if repeats < LEAST_REPEATS:
+            raise ValueError(f"repeats: expected at least {LEAST_REPEATS}, got {repeats}")
+        samples: dict[str, list[float]] = {name: [] for name in self._graphs}
+        names = list(self._graphs)
+        for turn in range(warmup_rounds + repeats):
+            # Each round starts with another variant, so that none always follows the same neighbour.
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                graphs = self._graphs[name]
+                us = graphs[turn % len(graphs)].replay_us()
+                if turn >= warmup_rounds:
+                    samples[name].append(us)
+        return {name: statistics.median(values) for name, values in samples.items()}
 
 
 def time_behind(

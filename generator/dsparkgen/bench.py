@@ -1,44 +1,48 @@
 """`bench`: the whole draft step with a cold L2, beside the engine's eager loop and the floor, in one run.
 
-Per model, vocabulary and row count one row::
+Per model, vocabulary and row count one row a kernel::
 
     {"kernel", "vocab_size", "num_steps", "rank_dim", "tp", "rows",
      "us", "noise_us", "call_us", "eager_us", "fused_us", "floor_us", "pct_of_floor", "inputs"}
 
-``us`` is the chain (or fused loop) alone, ``noise_us`` the noise kernel alone, ``call_us`` both as the sampler launches
-them, ``eager_us`` the engine's loop and ``fused_us`` the fused loop, noise included; each is one CUDA-graph replay, in
-microseconds. ``pct_of_floor`` is 100 * floor_us / us. A row measured on a throw-away vocabulary carries ``parent``, the
-digest of the checked-in kernel of the same templates.
+``us`` is the chain (or fused loop, or loop of step kernels) alone, ``noise_us`` the noise kernel alone, ``call_us`` both as
+the sampler launches them, ``eager_us`` the engine's loop and ``fused_us`` the fused loop, noise included; each is one
+CUDA-graph replay, in microseconds. ``pct_of_floor`` is 100 * floor_us / us. A row measured on a throw-away vocabulary
+carries ``parent``, the digest of the checked-in kernel of the same templates.
 
-With ``pdl``, rows of the chain also carry ``pdl_us``, what a programmatically launched chain adds behind a kernel that
-lets it start early, and ``pdl_off_us``, what the ordinary chain adds there: the latency visible after the producer's end.
+- A row of the step kernels carries ``gemm_us``, the bias GEMMs of all positions alone, which the eager loop runs too.
+- A row of several ranks has their number as ``tp``. Where they are emulated on one GPU it has ``emulated`` and
+  ``rank_floor_us``, the floor of a GPU that is one of them. Where every rank is a GPU (rank_timings.py) it has ``nccl_us``,
+  the vocabulary-parallel eager loop with all-gathers, and the parts ``shard_us``, ``exchange_us`` and ``tail_us``.
+- With ``pdl``, rows of the chain also carry ``pdl_us``, what a programmatically launched chain adds behind a kernel that
+  lets it start early, and ``pdl_off_us``, what the ordinary chain adds there: the latency visible after the producer's end.
 """
 
 import json
+import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dsparkgen import evidence
+from dsparkgen import evidence, rank_timings
 from dsparkgen.device import DeviceSpec, read_devices
 from dsparkgen.gpu import CannotTell, Product, generated_models, harness, load_product, need_cuda, this_device
-from dsparkgen.plan import BYTES, floor_us
 from dsparkgen.render import render, render_package
 from dsparkgen.spec import ModelSpec, read_specs
+from dsparkgen.rank_timings import RankJob
+from dsparkgen.timings import Job
+from dsparkgen.workers import Worker, WorkerFailed
 
-OK, CANNOT_TELL = 0, 3
+OK, NO, CANNOT_TELL = 0, 1, 3
 ROWS = (1, 4, 8)
+STEP_ROWS = (16, 64)  # also measured for a model with step kernels
 PDL_ROWS = (1,)
 SWEEP = (32000, 64640, 100352, 129280, 151936, 200064, 248320, 262144)  # vocabularies of served models
-HOLD_US = 600.0  # how long the kernel ahead runs: several times what the host needs to launch the chain behind it
-INPUT_SETS = 3  # rotated from replay to replay
-TEMPERATURE = 0.9
-SEED = 20261129
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,33 @@ class Shape:
 
     vocab_size: int
     num_steps: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure of every model."""
+
+    rows: tuple[int, ...] | None = None  # default: by what a model has
+    repeats: int = 35
+    shapes: tuple[tuple[int, int], ...] = ()
+    shards: bool = False
+    sweep: bool = False
+    pdl: bool = False
+    tp: int | None = None
+    emulated: tuple[int, ...] = ()
+
+    @property
+    def alone(self) -> bool:
+        """Whether the kernels of one GPU are measured: not where ranks are asked for."""
+        return self.tp is None and not self.emulated
+
+    def rows_of(self, product: Product) -> tuple[int, ...]:
+        """The row counts to measure of a model."""
+        if self.rows is not None:
+            return self.rows
+        if self.pdl:
+            return PDL_ROWS
+        return ROWS + (STEP_ROWS if product.has("step") and self.alone else ())
 
 
 def run_bench(
@@ -62,12 +93,15 @@ def run_bench(
     shards: bool = False,
     sweep: bool = False,
     pdl: bool = False,
+    tp: int | None = None,
+    emulated: Sequence[int] = (),
+    jobs: int | None = None,
     json_path: Path | None = None,
     plot_path: Path | None = None,
     record: bool = False,
     command: str | None = None,
 ) -> int:
-    """Measure models on this machine's GPU and print a table.
+    """Measure models on this machine's GPUs and print tables.
 
     Args:
         root: The repository: templates/, specs/devices/, tests/harness and benchmarks/.
@@ -75,55 +109,54 @@ def run_bench(
         out: Source root of the generated code; default root/generated.
         specs: Folder of the specs; default root/specs.
         results: Folder of recorded results; default root/benchmarks/results.
-        rows: Request rows of a batch; default 1, 4, 8, or 1 with `pdl`. Above the chain's maximum the row measures the
-            fused loop.
+        rows: Request rows of a batch; default 1, 4, 8 and with step kernels 16, 64, or 1 with `pdl`. Above the chain's
+            maximum the row measures the step kernels, or the fused loop.
         repeats: Rounds; the median is reported.
         shapes: More (vocabulary, draft steps) to measure with throw-away code of the same templates.
         shards: Also the shards of the model's other tensor-parallel sizes, each as a vocabulary of its own on one GPU.
         sweep: Also a range of vocabularies, one request row.
         pdl: Also the latency visible behind a kernel, with and without programmatic dependent launch.
+        tp: Instead, the chain over so many ranks, each on a GPU of this machine.
+        emulated: Instead, the chain over these numbers of ranks, all on one GPU.
+        jobs: Processes that prepare at a time; default: one a core.
         json_path: Where to write this run as JSON.
-        plot_path: Where to write an SVG of the model's rows; the sweep goes beside it as <name>-sweep.svg.
+        plot_path: Where to write an SVG of each model's rows, as <name>-<model>.svg where there are several; the sweep goes
+            beside it as <name>-sweep.svg.
         record: Merge the rows into the checked-in results.
         command: What to record as the command; default: this process's.
 
     Returns:
-        0, or 3 when this machine cannot tell.
+        0; 1 when a model could not be measured; 3 when this machine cannot tell.
 
     Raises:
         EvidenceError: the checked-in results that should be merged into are not intact.
     """
     command = shlex.join(["dsparkgen", *sys.argv[1:]]) if command is None else command
-    rows = rows or (PDL_ROWS if pdl else ROWS)
-    out, specs = out or root / "generated", specs or root / "specs"
+    out, specs = (out or root / "generated").resolve(), specs or root / "specs"
     results = results or root / "benchmarks" / "results"
+    asked = Asked(tuple(rows) if rows else None, repeats, tuple(shapes), shards, sweep, pdl, tp, tuple(emulated))
     measured: dict[str, list[dict[str, Any]]] = {}
+    failures: list[str] = []
     try:
         need_cuda()
-        devices = read_devices(root / "specs" / "devices")
+        if tp is not None:
+            rank_timings.need_gpus(tp)
         known = read_specs(specs)
-        device = ""
-        for model in generated_models(out, models):
-            product = load_product(out, model)
-            device = this_device(product)
-            spec = known[model]
-            found = [_row(root, product, devices[device], n, repeats, pdl) for n in rows]
-            extra = _extra_shapes(spec, shapes, shards)
-            found += _throw_away(root, product, spec, devices, device, extra, rows, repeats, pdl)
-            if sweep:
-                wanted = [Shape(vocab, spec.draft.num_steps) for vocab in SWEEP]
-                done = {(row["vocab_size"], row["num_steps"]) for row in found if row["rows"] == 1}
-                missing = [shape for shape in wanted if (shape.vocab_size, shape.num_steps) not in done]
-                found += _throw_away(root, product, spec, devices, device, missing, (1,), repeats, pdl)
-            measured[model] = found
-            if record:
-                print(f"recorded {evidence.record(results, device, model, command, rows=found)}", file=sys.stderr)
-            if plot_path is not None:
-                _plot(root, spec, device, found, plot_path, sweep)
+        products = {name: load_product(out, name) for name in generated_models(out, models)}
+        device = {this_device(product) for product in products.values()}.pop()
+        with tempfile.TemporaryDirectory(prefix="dsparkgen-bench-") as folder:
+            prepared = _prepare(root.resolve(), asked, products, known, device, Path(folder))
+            for model, found, failed in _measure(prepared, asked, jobs or os.cpu_count() or 1):
+                measured[model], failures = found, failures + failed
+                if record:
+                    _record(results, device, model, command, found)
+                if plot_path is not None:
+                    path = plot_path if len(products) == 1 else plot_path.with_stem(f"{plot_path.stem}-{model}")
+                    _plot(root, known[model], device, found, path, sweep)
     except CannotTell as error:
         print(f"bench: {error}", file=sys.stderr)
         return CANNOT_TELL
-    every = [row for found in measured.values() for row in found]
+    every = [{"model": model} | row for model, found in measured.items() for row in found]
     if json_path is not None:
         document = {
             "device": device,
@@ -132,18 +165,134 @@ def run_bench(
             "rows": every,
         }
         json_path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(render_table(every))
-    if pdl:
-        print(render_pdl_table(every))
-    return OK
+    print(render_tables(every))
+    for failure in failures:
+        print(f"bench: {failure}", file=sys.stderr)
+    return NO if failures else OK
 
 
-def _extra_shapes(spec: ModelSpec, shapes: Sequence[tuple[int, int]], shards: bool) -> list[Shape]:
-    wanted = [Shape(*shape) for shape in shapes]
-    if shards:
-        widths = [-(-spec.vocabulary.draft // tp) for tp in spec.parallel.tp if tp > 1]
-        wanted += [Shape(width, spec.draft.num_steps) for width in widths]
-    return wanted
+@dataclass
+class Prepared:
+    """One model's work: jobs for one GPU each, and one for a GPU a rank."""
+
+    model: str
+    jobs: list[Job] = field(default_factory=list)
+    ranks: RankJob | None = None
+
+
+def _prepare(
+    root: Path,
+    asked: Asked,
+    products: Mapping[str, Product],
+    specs: Mapping[str, ModelSpec],
+    device: str,
+    folder: Path,
+) -> list[Prepared]:
+    """The jobs of all models; throw-away code of the same templates is written into `folder`."""
+    devices = read_devices(root / "specs" / "devices")
+    found, throw_away = [], []
+    for model, product in products.items():
+        spec, rows = specs[model], asked.rows_of(product)
+        common = {"root": str(root), "repeats": asked.repeats}
+        own = Job(
+            out=str(product.package.parent),
+            model=model,
+            rows=rows,
+            pdl=asked.pdl,
+            alone=asked.alone,
+            worlds=asked.emulated,
+            **common,
+        )
+        prepared = Prepared(model)
+        if asked.alone or asked.emulated:
+            prepared.jobs.append(own)
+        parents = {kernel: product.digest(kernel) for kernel in spec.emit.kernels}
+        for shape, counts in _extra_shapes(spec, asked, rows) if asked.alone else ():
+            other = reshaped(spec, shape)
+            throw_away.append(other)
+            values = {
+                "out": str(folder),
+                "model": other.model.name,
+                "rows": counts,
+                "pdl": asked.pdl,
+                "parents": parents,
+            }
+            prepared.jobs.append(Job(**common, **values))
+        if asked.tp is not None:
+            shard = reshaped(spec, Shape(-(-spec.vocabulary.draft // asked.tp), spec.draft.num_steps))
+            throw_away.append(shard)
+            values = {"out": own.out, "model": model, "shard_out": str(folder), "shard_model": shard.model.name}
+            prepared.ranks = RankJob(**common, **values, rows=rows, device=device)
+        found.append(prepared)
+    if throw_away:
+        write_package(throw_away, devices, root / "templates", folder)
+    return found
+
+
+def _measure(
+    prepared: Sequence[Prepared], asked: Asked, parallel: int
+) -> Iterator[tuple[str, list[dict[str, Any]], list[str]]]:
+    """Model by model its rows, and what failed in words."""
+    jobs = [job for one in prepared for job in one.jobs]
+    results = _time(jobs, parallel)
+    for one in prepared:
+        rows: list[dict[str, Any]] = []
+        failures: list[str] = []
+        for _ in one.jobs:
+            found, failure = next(results)
+            rows += found
+            failures += [f"{one.model}: {failure}"] if failure else []
+        if one.ranks is not None:
+            assert asked.tp is not None
+            found, failure = rank_timings.measure(one.ranks, asked.tp)
+            rows += found
+            failures += [f"{one.model}: {asked.tp} ranks: {failure}"] if failure else []
+        yield one.model, rows, failures
+
+
+def _time(jobs: Sequence[Job], parallel: int) -> Iterator[tuple[list[dict[str, Any]], str | None]]:
+    """Of each job the rows that it measured, and how it failed. Jobs prepare side by side and are timed one by one."""
+    for start in range(0, len(jobs), parallel):
+        workers = [Worker("dsparkgen.timings", asdict(job)) for job in jobs[start : start + parallel]]
+        failed: dict[Worker, str] = {}
+        try:
+            for worker in workers:
+                try:
+                    worker.wait_ready()
+                except WorkerFailed as error:
+                    failed[worker] = str(error)
+            for worker in workers:
+                if worker in failed:
+                    yield [], failed[worker]
+                    continue
+                worker.go()
+                ended = worker.finish()
+                yield ended.lines, None if ended.code == OK else worker.ending(ended.code)
+        finally:
+            for worker in workers:
+                worker.kill()
+
+
+def _record(results: Path, device: str, model: str, command: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Merge rows into the results of the GPUs that they were measured on."""
+    places: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        gpus = 1 if row.get("emulated") else row["tp"]
+        places.setdefault(evidence.folder(device, gpus), []).append(row)
+    for place, own in places.items():
+        print(f"recorded {evidence.record(results, place, model, command, rows=own)}", file=sys.stderr)
+
+
+def _extra_shapes(spec: ModelSpec, asked: Asked, rows: tuple[int, ...]) -> list[tuple[Shape, tuple[int, ...]]]:
+    """Shapes that need throw-away code, with the row counts to measure of each."""
+    steps = spec.draft.num_steps
+    wanted = {Shape(*shape): rows for shape in asked.shapes}
+    if asked.shards:
+        wanted |= {Shape(-(-spec.vocabulary.draft // tp), steps): rows for tp in spec.parallel.tp if tp > 1}
+    if asked.sweep:
+        done = {*wanted, Shape(spec.vocabulary.draft, steps)} if 1 in rows else set()
+        wanted = {Shape(vocab, steps): (1,) for vocab in SWEEP if Shape(vocab, steps) not in done} | wanted
+    return list(wanted.items())
 
 
 def reshaped(spec: ModelSpec, shape: Shape) -> ModelSpec:
@@ -169,165 +318,70 @@ def write_package(specs: Iterable[ModelSpec], devices: Mapping[str, DeviceSpec],
         path.write_text(text, encoding="utf-8")
 
 
-def _throw_away(
-    root: Path,
-    parent: Product,
-    spec: ModelSpec,
-    devices: Mapping[str, DeviceSpec],
-    device: str,
-    shapes: Sequence[Shape],
-    rows: Sequence[int],
-    repeats: int,
-    pdl: bool,
-) -> list[dict[str, Any]]:
-    """Measure other shapes of a model with code rendered for this run from the same templates."""
-    if not shapes:
-        return []
-    found = []
-    with tempfile.TemporaryDirectory(prefix="dsparkgen-bench-") as folder:
-        others = [reshaped(spec, shape) for shape in shapes]
-        write_package(others, devices, root / "templates", Path(folder))
-        for other in others:
-            product = load_product(Path(folder), other.model.name)
-            for n in rows:
-                row = _row(root, product, devices[device], n, repeats, pdl)
-                found.append(row | {"parent": parent.digest(row["kernel"])})
-    return found
-
-
-def _row(root: Path, product: Product, device: DeviceSpec, rows: int, repeats: int, pdl: bool) -> dict[str, Any]:
-    """Measure one shape and row count: every variant in the same rounds."""
-    torch = need_cuda()
-    timing = harness(root, "benchmarks.timing")
-    config = product.config
-    base, cache = config.BASE_DTYPES[0], config.CACHE_DTYPES[0]
-    print(f"{product.model}: {rows} rows", file=sys.stderr)
-    with torch.inference_mode():
-        calls = _Calls(root, product, rows, base, cache)
-        times = timing.time_interleaved(calls.variants, device=calls.device, repeats=repeats)
-        visible = _visible_us(root, calls, repeats) if pdl else {}
-    us = {name: round(median, 2) for name, median in times.items()}
-    floor = floor_us(
-        device,
-        vocab_size=config.DRAFT_VOCAB_SIZE,
-        rank_dim=config.RANK_DIM,
-        num_steps=config.NUM_STEPS,
-        rows=rows,
-        base_bytes=BYTES[base],
-        cache_bytes=BYTES[cache],
+def render_tables(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Bench rows as aligned text: of one GPU, of several ranks, and what only some rows have."""
+    tables = (
+        render_table([row for row in rows if row["tp"] == 1]),
+        render_ranks_table([row for row in rows if row["tp"] > 1]),
+        render_step_table(rows),
+        render_pdl_table(rows),
     )
-    alone = us.get("chain", us["fused"])
-    return {
-        "kernel": calls.kernel,
-        "vocab_size": config.DRAFT_VOCAB_SIZE,
-        "num_steps": config.NUM_STEPS,
-        "rank_dim": config.RANK_DIM,
-        "tp": 1,
-        "rows": rows,
-        "us": alone,
-        "noise_us": us.get("noise", 0.0),
-        "call_us": us.get("call", us["fused"]),
-        "eager_us": us["eager"],
-        "fused_us": us["fused"],
-        "floor_us": round(floor, 2),
-        "pct_of_floor": round(100 * floor / alone, 1),
-        "inputs": product.digest(calls.kernel),
-    } | visible
-
-
-def _visible_us(root: Path, calls: "_Calls", repeats: int) -> dict[str, float]:
-    """What the chain adds behind a kernel that lets it start early: "pdl_us", "pdl_off_us"; empty without a chain."""
-    declined = calls.why_not_pdl()
-    if declined is not None:
-        print(f"{calls.product.model}: {calls.rows} rows: nothing to time behind a kernel: {declined}", file=sys.stderr)
-        return {}
-    timing, producer = harness(root, "benchmarks.timing"), harness(root, "benchmarks.producer")
-    ahead = producer.Producer(calls.device)
-    variants = {"pdl_us": calls.chain_alone(pdl=True), "pdl_off_us": calls.chain_alone(pdl=False)}
-    found = timing.time_behind(lambda: ahead.hold(HOLD_US), variants, device=calls.device, repeats=repeats)
-    return {name: round(us, 2) for name, us in found.items()}
-
-
-class _Calls:
-    """Everything that is timed for one shape: one call per variant and input set, and the tensors behind them."""
-
-    def __init__(self, root: Path, product: Product, rows: int, base: str, cache: str) -> None:
-        torch = need_cuda()
-        config = product.config
-        self.product, self.rows = product, rows
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        checks = harness(root, "tests.harness.checks")
-        eager = harness(root, "tests.harness.eager")
-        subject = checks.random_subject(product, base, cache, self.device, seed=SEED)
-        self._weights = subject.weights
-        self._options = {"max_reqs": rows, "cache_dtype": checks.DTYPES[cache]}
-        self._cases = cases = [
-            checks.make_case(subject, rows, seed=SEED + turn, max_reqs=rows, temperatures=(TEMPERATURE,))
-            for turn in range(INPUT_SETS)
-        ]
-        fused = subject.fused_loop(rows)
-        self.variants: dict[str, list[Callable[[], None]]] = {
-            "eager": [eager.EagerLoop(case) for case in cases],
-            "fused": [_sampling(fused, case) for case in cases],
-        }
-        self.kernel = "fused"
-        if product.has("chain") and rows <= config.MAX_ROWS:
-            chain = self._sampler()
-            self.kernel = "chain"
-            self.variants |= {
-                "call": [_sampling(chain, case) for case in cases],
-                "chain": [_chain_alone(chain, case) for case in cases],
-                "noise": [_noise_alone(product, chain, case) for case in cases],
-            }
-
-    def _sampler(self, *, pdl: bool = False) -> Any:
-        return self.product.module("launch").ChainSampler(*self._weights, **self._options, pdl=pdl)
-
-    def why_not_pdl(self) -> str | None:
-        """Why the chain cannot be launched programmatically here, or None."""
-        if self.kernel != "chain":
-            return "this batch is not the chain's"
-        reason = self.product.module("launch").ChainSampler.why_not(*self._weights, **self._options, pdl=True)
-        return None if reason is None else str(reason)
-
-    def chain_alone(self, *, pdl: bool) -> list[Callable[[], None]]:
-        """One launch of the chain per input set, by a sampler of its own whose noise is drawn."""
-        sampler = self._sampler(pdl=pdl)
-        for case in self._cases:
-            sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
-        return [_chain_alone(sampler, case) for case in self._cases]
-
-
-def _sampling(sampler: Any, case: Any) -> Callable[[], None]:
-    return lambda: sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
-
-
-def _chain_alone(chain: Any, case: Any) -> Callable[[], None]:
-    """The chain's launch on the noise that the other variants leave in the sampler's buffer."""
-    variant, arguments = chain.prepare(case.rows, *case.call_arguments, case.query_per_row)
-    return lambda: chain.launch(variant, arguments)
-
-
-def _noise_alone(product: Product, chain: Any, case: Any) -> Callable[[], None]:
-    config, draw = product.config, product.module("noise").draw_noise
-    state = (case.idx_mapping, case.sample_pos, case.temperature, case.seeds)
-    samples = case.rows * config.NUM_STEPS
-    return lambda: draw(chain.noise_buffer, *state, num_samples=samples, width=config.DRAFT_VOCAB_SIZE)
+    return "\n\n".join(filter(None, tables))
 
 
 def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Bench rows as aligned text, with the ratio to the eager loop (noise on both sides)."""
-    columns = ("kernel", "vocab_size", "num_steps", "rows", "us", "noise_us", "call_us", "eager_us", "fused_us")
-    header = ("kernel", "vocab", "N", "rows", "us", "noise", "call", "eager", "fused", "floor", "% floor", "eager/call")
+    """Rows of one GPU, with the ratio to the eager loop (noise on both sides)."""
+    columns = {
+        **{name: name for name in ("model", "kernel")},
+        **{"vocab_size": "vocab", "num_steps": "N", "rows": "rows", "us": "us", "noise_us": "noise", "call_us": "call"},
+        **{"eager_us": "eager", "fused_us": "fused", "floor_us": "floor", "pct_of_floor": "% floor"},
+    }
+    lines = [(*columns.values(), "eager/call")]
+    for row in rows:
+        lines.append((*(str(row.get(name, "")) for name in columns), f"{row['eager_us'] / row['call_us']:.2f}"))
+    return _aligned(lines)
+
+
+def render_ranks_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of several ranks: real ones with their parts and the loop with all-gathers, emulated ones with both floors."""
+    columns = ("us", "noise_us", "call_us", "eager_us", "nccl_us", "shard_us", "exchange_us", "tail_us")
+    header = (
+        "model",
+        "vocab",
+        "N",
+        "ranks",
+        "rows",
+        *(name.removesuffix("_us") for name in columns),
+        "floor",
+        "rank floor",
+    )
     lines: list[tuple[str, ...]] = [header]
     for row in rows:
-        ratio = f"{row['eager_us'] / row['call_us']:.2f}"
-        lines.append((*(str(row[c]) for c in columns), str(row["floor_us"]), str(row["pct_of_floor"]), ratio))
+        ranks = f"{row['tp']} emulated" if row.get("emulated") else str(row["tp"])
+        shape = (row.get("model", ""), str(row["vocab_size"]), str(row["num_steps"]), ranks, str(row["rows"]))
+        rest = (str(row.get(name, "-")) for name in (*columns, "floor_us", "rank_floor_us"))
+        lines.append((*shape, *rest))
+    return _aligned(lines)
+
+
+def render_step_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the step kernels leave of the loop beside the bias GEMMs that they share with the eager loop."""
+    lines: list[tuple[str, ...]] = [
+        ("model", "rows", "step", "eager", "fused", "GEMMs", "GEMM share", "floor", "eager/step", "fused/step")
+    ]
+    for row in rows:
+        if "gemm_us" in row:
+            us = row["call_us"]
+            names = ("rows", "call_us", "eager_us", "fused_us", "gemm_us")
+            share, ratios = f"{row['gemm_us'] / us:.0%}", (f"{row[name] / us:.2f}" for name in ("eager_us", "fused_us"))
+            lines.append(
+                (row.get("model", ""), *(str(row[name]) for name in names), share, str(row["floor_us"]), *ratios)
+            )
     return _aligned(lines)
 
 
 def render_pdl_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What the chain adds behind a kernel, in microseconds, as aligned text; rows without it are left out."""
+    """What the chain adds behind a kernel, in microseconds; rows without it are left out."""
     lines: list[tuple[str, ...]] = [("vocab", "N", "rows", "visible us, pdl", "visible us, ordinary", "hidden us")]
     for row in rows:
         if "pdl_us" in row:
@@ -338,6 +392,9 @@ def render_pdl_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines in columns; empty where there is a header alone."""
+    if len(lines) == 1:
+        return ""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
 
@@ -346,10 +403,15 @@ def _plot(
     root: Path, spec: ModelSpec, device: str, rows: Sequence[Mapping[str, Any]], path: Path, with_sweep: bool
 ) -> None:
     plot = harness(root, "benchmarks.plot")
-    own = [row for row in rows if row["vocab_size"] == spec.vocabulary.draft and row["kernel"] == "chain"]
+    alone = [row for row in rows if row["tp"] == 1]
+    own = [row for row in alone if row["vocab_size"] == spec.vocabulary.draft and row["kernel"] == "chain"]
     if own:
         path.write_text(plot.bars(f"{spec.model.title} on {device}, cold L2", own), encoding="utf-8")
     if with_sweep:
-        swept = [row for row in rows if row["rows"] == 1 and row["num_steps"] == spec.draft.num_steps]
+        swept = [
+            row
+            for row in alone
+            if row["kernel"] != "step" and row["rows"] == 1 and row["num_steps"] == spec.draft.num_steps
+        ]
         text = plot.sweep(f"{spec.model.title}: one row over the vocabulary, {device}", swept)
         path.with_name(f"{path.stem}-sweep.svg").write_text(text, encoding="utf-8")

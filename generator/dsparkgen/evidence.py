@@ -21,8 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-ROW_KEY = ("kernel", "vocab_size", "num_steps", "rank_dim", "tp", "rows")
-VERIFIED_KEY = ("kernel", "arch")
+ROW_KEY = ("kernel", "vocab_size", "num_steps", "rank_dim", "tp", "emulated", "rows")
+VERIFIED_KEY = ("kernel", "arch", "tp", "emulated")
+GPUS_OF_ONE_FOLDER = 2  # runs on one or two GPUs of a host share a folder; more have one with their number
 State = Literal["verified", "stale", "compiled only"]
 
 
@@ -40,6 +41,11 @@ class KernelState:
     state: State
     device: str | None = None
     date: str | None = None
+
+
+def folder(device: str, gpus: int) -> str:
+    """Name of the folder that holds the results of a run on so many GPUs of one host."""
+    return device if gpus <= GPUS_OF_ONE_FOLDER else f"{device}-x{gpus}"
 
 
 def results_path(results: Path, device: str, model: str) -> Path:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from benchmarks import plot
 
-from dsparkgen import bench, gpu, verify
+from dsparkgen import bench, evidence, gpu, rank_timings, verify
 from dsparkgen.device import load_devices
 from dsparkgen.spec import read_specs
+from dsparkgen.timings import Job
 from dsparkgen.verify import Finding, Task
 
 ROOT = Path(__file__).parents[2]
@@ -45,13 +46,23 @@ def test_a_reshaped_model_is_valid_and_keeps_the_rest() -> None:
 
 def test_shards_are_the_other_tensor_parallel_sizes() -> None:
     spec = read_specs(ROOT / "specs")["deepseek_v41"]
-    shapes = bench._extra_shapes(spec, [(262144, 7)], shards=True)
-    assert [(shape.vocab_size, shape.num_steps) for shape in shapes] == [
-        (262144, 7),
-        (64640, 5),
-        (32320, 5),
-        (16160, 5),
+    shapes = bench._extra_shapes(spec, bench.Asked(shapes=((262144, 7),), shards=True), (1, 4))
+    assert [(shape.vocab_size, shape.num_steps, rows) for shape, rows in shapes] == [
+        (262144, 7, (1, 4)),
+        (64640, 5, (1, 4)),
+        (32320, 5, (1, 4)),
+        (16160, 5, (1, 4)),
     ]
+
+
+def test_a_sweep_leaves_out_what_is_measured_anyway() -> None:
+    spec = read_specs(ROOT / "specs")["deepseek_v41"]
+    swept = dict(bench._extra_shapes(spec, bench.Asked(sweep=True, shards=True), (1, 8)))
+    assert swept[bench.Shape(64640, 5)] == (1, 8) and swept[bench.Shape(262144, 5)] == (1,)
+    assert bench.Shape(129280, 5) not in swept
+    # Nothing with one row is measured beside it: the sweep measures every vocabulary itself.
+    swept = dict(bench._extra_shapes(spec, bench.Asked(sweep=True), (8,)))
+    assert swept == {bench.Shape(vocab, 5): (1,) for vocab in bench.SWEEP}
 
 
 def test_throw_away_code_has_its_own_digests_and_imports_beside_the_product(tmp_path: Path) -> None:
@@ -127,19 +138,95 @@ def test_what_a_chain_adds_behind_a_kernel(monkeypatch: pytest.MonkeyPatch) -> N
         timing.time_behind(lambda: None, {}, device=None, repeats=29)
 
 
-def test_rows_default_to_one_behind_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[int, bool]] = []
+def fake_machine(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """A machine whose GPU takes no time; returns the jobs that it gets."""
+    asked: list[Job] = []
 
-    def row(root: Any, product: Any, device: Any, rows: int, repeats: int, pdl: bool) -> dict[str, Any]:
-        asked.append((rows, pdl))
-        return ROW | {"rows": rows}
+    def time(jobs: list[Job], parallel: int) -> Any:
+        asked.extend(jobs)
+        for job in jobs:
+            yield [ROW | {"rows": rows} for rows in job.rows], None
 
     monkeypatch.setattr(bench, "need_cuda", lambda: None)
     monkeypatch.setattr(bench, "this_device", lambda product: "h200")
-    monkeypatch.setattr(bench, "_row", row)
+    monkeypatch.setattr(bench, "_time", time)
+    return asked
+
+
+def test_rows_default_to_one_behind_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = fake_machine(monkeypatch)
     for options in ({"pdl": True}, {"pdl": True, "rows": (2,)}, {}):
         assert bench.run_bench(ROOT, ["deepseek_v41"], results=tmp_path, **options) == 0
-    assert asked == [(1, True), (2, True), (1, False), (4, False), (8, False)]
+    assert [(job.rows[:3], job.pdl) for job in asked] == [((1,), True), ((2,), True), ((1, 4, 8), False)]
+
+
+def test_ranks_are_measured_instead_of_one_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    jobs = fake_machine(monkeypatch)
+    ranks: list[tuple[rank_timings.RankJob, int]] = []
+
+    def measure(job: rank_timings.RankJob, world: int) -> Any:
+        product = gpu.load_product(Path(job.shard_out), job.shard_model)
+        assert product.config.VOCAB_SIZE == 64640
+        ranks.append((job, world))
+        return [ROW | {"rows": rows, "tp": world, "nccl_us": 99.0} for rows in job.rows], None
+
+    monkeypatch.setattr(rank_timings, "need_gpus", lambda count: None)
+    monkeypatch.setattr(rank_timings, "measure", measure)
+    found = tmp_path / "rows.json"
+    options: dict[str, Any] = {"rows": (1, 8), "tp": 2, "results": tmp_path, "json_path": found, "record": True}
+    assert bench.run_bench(ROOT, ["deepseek_v41"], **options) == 0
+    assert jobs == [] and ranks[0][0].rows == (1, 8) and ranks[0][1] == 2
+    assert [(row["tp"], row["rows"]) for row in json.loads(found.read_text())["rows"]] == [(2, 1), (2, 8)]
+    assert (tmp_path / "h200" / "deepseek_v41.json").exists()
+    assert bench.run_bench(ROOT, ["deepseek_v41"], results=tmp_path, emulated=(4, 8)) == 0
+    assert [(job.alone, job.worlds) for job in jobs] == [(False, (4, 8))] and len(ranks) == 1
+
+
+def test_a_row_is_recorded_with_the_gpus_that_it_needed(tmp_path: Path) -> None:
+    rows = [ROW, ROW | {"tp": 2}, ROW | {"tp": 4}, ROW | {"tp": 8, "emulated": True}]
+    bench._record(tmp_path, "h200", "toy", "bench toy", rows)
+    found = {path.parent.name: evidence.load(path)["rows"] for path in tmp_path.glob("*/toy.json")}
+    assert {place: sorted(row["tp"] for row in own) for place, own in found.items()} == {
+        "h200": [1, 2, 8],
+        "h200-x4": [4],
+    }
+
+
+def test_a_model_that_fails_does_not_keep_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_machine(monkeypatch)
+    results = iter([([], "the worker ended with exit code 1"), ([ROW], None)])
+    monkeypatch.setattr(bench, "_time", lambda jobs, parallel: (next(results) for _ in jobs))
+    models = list(gpu.generated_models(ROOT / "generated", ()))[:2]
+    assert bench.run_bench(ROOT, models, results=tmp_path) == 1
+    captured = capsys.readouterr()
+    assert f"bench: {models[0]}: the worker ended with exit code 1" in captured.err and "4.00" in captured.out
+
+
+def rank_line(slow: float) -> dict[str, Any]:
+    names = ("chain", "noise", "call", "eager", "fused", "nccl", "shard", "inert", "shard_inert")
+    times = dict(zip(names, (34.0, 4.0, 37.0, 200.0, 150.0, 180.0, 26.0, 30.0, 25.0), strict=True))
+    return {"times": times | {"chain": 34.0 + slow}, "row": {"kernel": "chain", "tp": 2, "rows": 1, "floor_us": 17.0}}
+
+
+def test_a_row_of_ranks_is_that_of_the_slowest_and_its_parts_add_up() -> None:
+    row = rank_timings.slowest([rank_line(0.0), rank_line(2.0)])
+    assert (row["us"], row["call_us"], row["nccl_us"], row["floor_us"]) == (36.0, 37.0, 180.0, 17.0)
+    assert (row["shard_us"], row["exchange_us"], row["tail_us"]) == (26.0, 5.0, 5.0)
+    assert row["shard_us"] + row["exchange_us"] + row["tail_us"] == row["us"] and row["pct_of_floor"] == 47.2
+
+
+def test_tables_show_each_kind_of_row_once() -> None:
+    row = rank_timings.slowest([rank_line(0.0)]) | {"vocab_size": 129280, "num_steps": 5}
+    emulated = ROW | {"tp": 4, "emulated": True, "rank_floor_us": 15.0}
+    step = ROW | {"kernel": "step", "gemm_us": 25.0, "rows": 16}
+    text = bench.render_tables([ROW | {"model": "m"}, row, emulated, step])
+    one, ranks, steps = text.split("\n\n")
+    assert one.splitlines()[1].split()[:2] == ["m", "chain"] and len(one.splitlines()) == 3
+    assert "4 emulated" in ranks and "180.0" in ranks and len(ranks.splitlines()) == 3
+    assert steps.splitlines()[1].split()[-4:] == ["50%", "24.2", "4.00", "2.00"]
+    assert bench.render_tables([]) == ""
 
 
 def test_pictures_are_svg_and_show_every_number() -> None:
@@ -154,9 +241,10 @@ def test_pictures_are_svg_and_show_every_number() -> None:
 
 
 def test_a_median_of_too_few_is_refused() -> None:
-    timing = pytest.importorskip("torch") and gpu.harness(ROOT, "benchmarks.timing")
+    torch = pytest.importorskip("torch")
+    timing = gpu.harness(ROOT, "benchmarks.timing")
     with pytest.raises(ValueError, match="expected at least 30, got 29"):
-        timing.time_interleaved({}, device=None, repeats=29)
+        timing.Interleaved({}, device=torch.device("cpu")).medians_us(repeats=29)
 
 
 @pytest.mark.parametrize("draw", [plot.bars, plot.sweep])

@@ -1,0 +1,276 @@
+"""What `bench` times on one GPU, in a worker process of its own for each model or throw-away vocabulary.
+
+A worker compiles, warms up and captures everything, waits for the word, times, and prints one bench row a line
+(bench.py says what is in one). So all models prepare side by side and have the GPU to themselves while they are timed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dsparkgen import floors
+from dsparkgen.device import DeviceSpec, read_devices
+from dsparkgen.gpu import Product, harness, load_product, need_cuda, this_device
+from dsparkgen.plan import BYTES
+from dsparkgen.workers import wait_for_go
+
+HOLD_US = 600.0  # how long the kernel ahead runs: several times what the host needs to launch the chain behind it
+INPUT_SETS = 3  # rotated from replay to replay
+TEMPERATURE = 0.9
+SEED = 20261129
+
+Call = Callable[[], None]
+Calls = list[Call]  # one per input set
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model, or one throw-away vocabulary, to time on one GPU."""
+
+    root: str  # the repository
+    out: str  # source root of the generated code
+    model: str
+    rows: tuple[int, ...]
+    repeats: int
+    pdl: bool = False
+    alone: bool = True  # the kernels of one GPU
+    worlds: tuple[int, ...] = ()  # ranks to emulate on this GPU
+    parents: Mapping[str, str] = field(default_factory=dict)  # of throw-away code: digests of the checked-in kernels
+
+
+class Bench:
+    """A model on this process's GPU: its weights, inputs, and the calls that are timed.
+
+    Args:
+        rows: request rows of each call, and the number of request states.
+    """
+
+    def __init__(self, root: Path, product: Product, rows: int) -> None:
+        torch = need_cuda()
+        self.root, self.product, self.rows, self.config = root, product, rows, product.config
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.base, self.cache = self.config.BASE_DTYPES[0], self.config.CACHE_DTYPES[0]
+        checks = harness(root, "tests.harness.checks")
+        self._eager = harness(root, "tests.harness.eager")
+        self._subject = checks.random_subject(product, self.base, self.cache, self.device, seed=SEED)
+        self.weights = self._subject.weights
+        self.options = {"max_reqs": rows, "cache_dtype": checks.DTYPES[self.cache]}
+        self.cases = [
+            checks.make_case(self._subject, rows, seed=SEED + turn, max_reqs=rows, temperatures=(TEMPERATURE,))
+            for turn in range(INPUT_SETS)
+        ]
+
+    @property
+    def sizes(self) -> floors.Sizes:
+        """What the floors follow from."""
+        config = self.config
+        return floors.Sizes(
+            vocab_size=config.DRAFT_VOCAB_SIZE,
+            cache_columns=config.VOCAB_SIZE,
+            rank_dim=config.RANK_DIM,
+            num_steps=config.NUM_STEPS,
+            rows=self.rows,
+            base_bytes=BYTES[self.base],
+            cache_bytes=BYTES[self.cache],
+        )
+
+    def row(self, kernel: str, **values: Any) -> dict[str, Any]:
+        """A bench row: the shape, the values, the digest of the code that ran."""
+        config = self.config
+        shape = {
+            "kernel": kernel,
+            "vocab_size": config.DRAFT_VOCAB_SIZE,
+            "num_steps": config.NUM_STEPS,
+            "rank_dim": config.RANK_DIM,
+            "tp": 1,
+            "rows": self.rows,
+        }
+        return shape | values | {"inputs": self.product.digest(kernel)}
+
+    def sampler(self, name: str, **options: Any) -> Any:
+        """A sampler of the model's launch.py on this bench's weights."""
+        return getattr(self.product.module("launch"), name)(*self.weights, **self.options, **options)
+
+    def eager(self) -> Calls:
+        """The engine's loop."""
+        return [self._eager.EagerLoop(case) for case in self.cases]
+
+    def fused(self) -> Calls:
+        """The fused loop."""
+        return sampling(self._subject.fused_loop(self.rows), self.cases)
+
+    def noise_alone(self, sampler: Any) -> Calls:
+        """The noise kernel alone, into a chain sampler's buffer."""
+        return [
+            partial(sampler.draw_noise, case.idx_mapping, case.sample_pos, case.temperature, case.seeds, case.rows)
+            for case in self.cases
+        ]
+
+    def bias_products(self) -> Calls:
+        """The bias GEMMs of all positions alone: what the engine and the step kernels both run."""
+        from torch.nn import functional
+
+        embed, head = self.weights
+
+        def products(case: Any) -> None:
+            for _ in range(case.num_steps):
+                functional.linear(embed[: case.rows], head)
+
+        return [partial(products, case) for case in self.cases]
+
+
+def sampling(sampler: Any, cases: Sequence[Any]) -> Calls:
+    """A sampler's whole call, noise included, one per case."""
+    return [partial(sampler.sample, *case.call_arguments, query_per_row=case.query_per_row) for case in cases]
+
+
+def launches(sampler: Any, cases: Sequence[Any]) -> Calls:
+    """The chain's launch alone, on the noise that the last whole call left in the sampler's buffer."""
+    prepared = [sampler.prepare(case.rows, *case.call_arguments, case.query_per_row) for case in cases]
+    return [partial(sampler.launch, variant, arguments) for variant, arguments in prepared]
+
+
+class OneGpu:
+    """All kernels of a model on one GPU at one row count, every variant in the same rounds."""
+
+    def __init__(self, bench: Bench, *, pdl: bool) -> None:
+        timing = harness(bench.root, "benchmarks.timing")
+        self._bench, self._pdl, product = bench, pdl, bench.product
+        variants = {"eager": bench.eager(), "fused": bench.fused()}
+        self._chain = product.has("chain") and bench.rows <= bench.config.MAX_ROWS
+        if self._chain:
+            chain = bench.sampler("ChainSampler")
+            variants |= {"call": sampling(chain, bench.cases), "chain": launches(chain, bench.cases)}
+            variants["noise"] = bench.noise_alone(chain)
+        self._step = product.has("step")
+        if self._step:
+            variants |= {"step": sampling(bench.sampler("StepSampler"), bench.cases), "gemm": bench.bias_products()}
+        self._interleaved = timing.Interleaved(variants, device=bench.device)
+        self._behind = self._samplers_behind() if pdl else {}
+
+    def measure(self, device: DeviceSpec, repeats: int) -> Iterator[dict[str, Any]]:
+        """The rows: of the chain, or where the batch is beyond it of the fused loop; and of the step kernels."""
+        bench = self._bench
+        us = {name: round(us, 2) for name, us in self._interleaved.medians_us(repeats=repeats).items()}
+        beside = {"eager_us": us["eager"], "fused_us": us["fused"]}
+        floor = floors.chain_floor_us(device, bench.sizes)
+        if self._chain:
+            own = {"us": us["chain"], "noise_us": us["noise"], "call_us": us["call"]}
+            yield bench.row("chain", **own, **beside, **of_floor(floor, us["chain"]), **self._visible_us(repeats))
+        elif not self._step:
+            own = {"us": us["fused"], "noise_us": 0.0, "call_us": us["fused"]}
+            yield bench.row("fused", **own, **beside, **of_floor(floor, us["fused"]))
+        if self._step:
+            own = {"us": us["step"], "noise_us": 0.0, "call_us": us["step"]}
+            found = of_floor(floors.step_floor_us(device, bench.sizes), us["step"])
+            yield bench.row("step", **own, **beside, gemm_us=us["gemm"], **found)
+
+    def _samplers_behind(self) -> dict[str, Calls]:
+        """The chain by programmatic and by ordinary launch, each by a sampler of its own whose noise is drawn."""
+        bench = self._bench
+        declined = "this batch is not the chain's"
+        if self._chain:
+            launch = bench.product.module("launch").ChainSampler
+            declined = launch.why_not(*bench.weights, **bench.options, pdl=True)
+        if declined is not None:
+            print(
+                f"{bench.product.model}: {bench.rows} rows: nothing to time behind a kernel: {declined}",
+                file=sys.stderr,
+            )
+            return {}
+        calls = {}
+        for name, pdl in (("pdl_us", True), ("pdl_off_us", False)):
+            sampler = bench.sampler("ChainSampler", pdl=pdl)
+            for call in sampling(sampler, bench.cases):
+                call()
+            calls[name] = launches(sampler, bench.cases)
+        return calls
+
+    def _visible_us(self, repeats: int) -> dict[str, float]:
+        """What the chain adds behind a kernel that lets it start early: "pdl_us", "pdl_off_us"; empty without them."""
+        if not self._behind:
+            return {}
+        timing, producer = (harness(self._bench.root, f"benchmarks.{name}") for name in ("timing", "producer"))
+        ahead = producer.Producer(self._bench.device)
+        hold = partial(ahead.hold, HOLD_US)
+        found = timing.time_behind(hold, self._behind, device=self._bench.device, repeats=repeats)
+        return {name: round(us, 2) for name, us in found.items()}
+
+
+class EmulatedRanks:
+    """All ranks of a vocabulary-parallel chain in one launch on one GPU, beside the eager loop of the whole head."""
+
+    def __init__(self, bench: Bench, world: int) -> None:
+        timing = harness(bench.root, "benchmarks.timing")
+        self._bench, self._world = bench, world
+        sampler = bench.sampler("EmulatedChainSampler", world=world)
+        stacked = [per_rank(case, world) for case in bench.cases]
+        variants = {
+            "eager": bench.eager(),
+            "fused": bench.fused(),
+            "call": sampling(sampler, stacked),
+            "chain": launches(sampler, stacked),
+            "noise": bench.noise_alone(sampler),
+        }
+        self._interleaved = timing.Interleaved(variants, device=bench.device)
+
+    def measure(self, device: DeviceSpec, repeats: int) -> Iterator[dict[str, Any]]:
+        """One row. `floor_us` is that of the emulation, which moves every rank's bytes through one GPU; `rank_floor_us` is
+        that of a GPU that is one of so many."""
+        bench, world = self._bench, self._world
+        us = {name: round(us, 2) for name, us in self._interleaved.medians_us(repeats=repeats).items()}
+        yield bench.row(
+            "chain",
+            tp=world,
+            emulated=True,
+            us=us["chain"],
+            noise_us=us["noise"],
+            call_us=us["call"],
+            eager_us=us["eager"],
+            fused_us=us["fused"],
+            **of_floor(floors.emulated_floor_us(device, bench.sizes, world), us["chain"]),
+            rank_floor_us=round(floors.rank_floor_us(device, bench.sizes, world), 2),
+        )
+
+
+def per_rank(case: Any, world: int) -> Any:
+    """The case with outputs of every emulated rank: cache [world, max_reqs, N, columns], tokens [world, max_reqs, N]."""
+    cache, tokens = (tensor.expand(world, *tensor.shape).clone() for tensor in (case.logits_cache, case.draft_tokens))
+    return case.replace(logits_cache=cache, draft_tokens=tokens)
+
+
+def of_floor(floor: float, us: float) -> dict[str, float]:
+    """ "floor_us" and "pct_of_floor"."""
+    return {"floor_us": round(floor, 2), "pct_of_floor": round(100 * floor / us, 1)}
+
+
+def work(job: Job) -> None:
+    """Prepare, wait for the word, time; print a row a line."""
+    torch = need_cuda()
+    root = Path(job.root)
+    product = load_product(Path(job.out), job.model)
+    device = read_devices(root / "specs" / "devices")[this_device(product)]
+    with torch.inference_mode():
+        timed: list[OneGpu | EmulatedRanks] = []
+        for rows in job.rows:
+            print(f"{job.model}: preparing {rows} rows", file=sys.stderr, flush=True)
+            bench = Bench(root, product, rows)
+            if job.alone:
+                timed.append(OneGpu(bench, pdl=job.pdl))
+            timed += [EmulatedRanks(bench, world) for world in job.worlds if rows <= product.config.MAX_ROWS]
+        torch.cuda.synchronize()
+        wait_for_go()
+        for one in timed:
+            for row in one.measure(device, job.repeats):
+                parent = job.parents.get(row["kernel"])
+                print(json.dumps(row if parent is None else row | {"parent": parent}), flush=True)
+
+
+if __name__ == "__main__":
+    work(Job(**json.loads(sys.argv[1])))
