@@ -1,7 +1,8 @@
 """The engine's loop as a baseline: the kernels that it launches per position, captured in a CUDA graph where wanted.
 
-Per position: embedding, linear, add, sampling kernel over blocks of 1024 ids, arg max over blocks, gather, copy. The engine also
-copies strided index columns, which this loop reads in place, so it is never slower than the engine's.
+Per position: embedding, linear, add, the output transform in the engine's order of roundings, sampling kernel over blocks of 1024
+ids, arg max over blocks, gather, copy. The engine also copies strided index columns, which this loop reads in place, so it is
+never slower than the engine's.
 """
 
 import torch
@@ -9,21 +10,27 @@ import torch.nn.functional as F
 import triton
 
 from . import engine_math
-from .cases import Case
+from .cases import Case, Transform
 
 
 class EagerLoop:
     """Draws a case's draft tokens into the case's own outputs, as the engine's eager loop does.
 
-    The bias is rounded to bf16 whatever the base logits' dtype, as the kernels do; an engine with an fp32 head would not
-    round it. Where logits and cache differ in dtype the logits are converted first, as the engine samples what it caches.
-    Winners are those of the engine, which agree with the oracle on rows without NaN.
+    The bias is the product with all rows of the case's head, of which those beyond the vocabulary are cut off, as an engine does
+    with a padded head. It is rounded to bf16 whatever the base logits' dtype, as the kernels do; an engine with an fp32 head would
+    not round it. Where logits and cache differ in dtype the logits are converted before they are sampled, as the engine samples
+    what it caches. Winners are those of the engine, which agree with the oracle on rows without NaN.
 
     The case must have step mixing, no sampling limit, and anchors in range also in padding rows. Run once before capturing a
     CUDA graph: the first run compiles.
+
+    Args:
+        case: inputs and outputs.
+        scatter: also copy the logits through a map of the vocabulary onto itself, as the engine does for a draft whose
+            checkpoint has a d2t tensor of zeros. Changes nothing but the time.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, scatter: bool = False) -> None:
         if not case.step_mix or case.sampling_limit != case.vocab_size:
             raise ValueError("case: expected step_mix and a sampling_limit of vocab_size, as the engine has")
         anchors = case.input_ids[:: case.query_per_row][: case.rows]
@@ -33,14 +40,19 @@ class EagerLoop:
         blocks = triton.cdiv(case.vocab_size, engine_math.BLOCK)
         self._best_score = torch.empty(case.rows, blocks, dtype=torch.float32, device=case.device)
         self._best_id = torch.empty(case.rows, blocks, dtype=torch.int64, device=case.device)
+        self._map = torch.arange(case.vocab_size, device=case.device) if scatter else None
+        self._scattered = torch.empty((case.rows, case.vocab_size), dtype=case.logits_cache.dtype, device=case.device)
 
     def __call__(self) -> None:
         """Launch the whole loop on the current stream."""
         case = self.case
         prev = case.input_ids[:: case.query_per_row][: case.rows]
+        base = base_logits(case)
         for step in range(case.num_steps):
-            bias = F.linear(F.embedding(prev, case.embed_weight), case.head_weight)
-            logits = (case.base_logits[:, step] + bias).to(case.logits_cache.dtype)
+            bias = F.linear(F.embedding(prev, case.embed_weight), case.head_weight)[:, : case.vocab_size]
+            logits = transformed_sum(case.transform, base[:, step], bias).to(case.logits_cache.dtype)
+            if self._map is not None:
+                logits = self._scattered.index_copy_(1, self._map, logits)
             engine_math.sample_blocks(
                 self._best_score,
                 self._best_id,
@@ -57,3 +69,38 @@ class EagerLoop:
             block = self._best_score.argmax(dim=-1, keepdim=True)
             prev = self._best_id.gather(1, block).view(-1)
             case.draft_tokens[: case.rows, step] = prev
+
+
+def base_logits(case: Case) -> torch.Tensor:
+    """The base logits as they come from the engine's LM head: transformed there, where the transform is placed on the base."""
+    transform = case.transform
+    if transform.placement in ("base", "both") and not transform.base_capped:
+        return _head_output(transform, case.base_logits)
+    return case.base_logits
+
+
+def transformed_sum(transform: Transform, base: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Base logits, as `base_logits` gives them, plus bias, with the output transform; fp32 where the sum is transformed.
+
+    Args:
+        base: [rows, V], bf16 or fp32.
+        bias: bf16 [rows, V].
+    """
+    if transform.placement == "both":
+        return base + _head_output(transform, bias)
+    logits = base + bias
+    if transform.placement != "sum":
+        return logits
+    logits = logits.float() * transform.multiplier
+    if transform.soft_cap is not None:
+        logits = transform.soft_cap * torch.tanh(logits / transform.soft_cap)
+    return logits
+
+
+def _head_output(transform: Transform, logits: torch.Tensor) -> torch.Tensor:
+    """Multiplier and cap as a head's logits processor applies them: each operation rounds to the logits' dtype."""
+    if transform.multiplier != 1.0:
+        logits = logits * transform.multiplier
+    if transform.soft_cap is not None:
+        logits = torch.tanh(logits / transform.soft_cap) * transform.soft_cap
+    return logits
