@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import triton
 
 from . import engine_math
-from .cases import Case
+from .cases import Case, Transform
 
 Gather = Callable[[torch.Tensor, torch.Tensor], object]  # (out [world, *shape], this rank's [*shape])
 
@@ -35,7 +35,7 @@ class ShardedEagerLoop:
         live = set(case.idx_mapping.tolist())
         if live != set(range(case.max_reqs)):
             raise ValueError(f"case: expected all of {case.max_reqs} request states in the batch, got {sorted(live)}")
-        if case.head_weight.shape[0] != case.vocab_size or getattr(case, "transform", None) is not None:
+        if case.head_weight.shape[0] != case.vocab_size or case.transform != Transform():
             raise ValueError("case: expected logits without transform over the whole vocabulary")
         self.case, self._gather, self._width = case, gather, -(-case.vocab_size // world)
         self._first = min(rank * self._width, case.vocab_size)
