@@ -7,6 +7,9 @@
      "verified": [{"kernel": "chain", "arch": "sm_90a", "inputs": "<digest>", "checks": {...}}],
      "seal": "<sha256 of the canonical JSON of the rest>"}
 
+Entries of several ranks have their number as ``tp``, and ``emulated`` where one GPU ran them all. A run on more than two
+GPUs of a host stands in a folder of its own, such as h200-x4.
+
 A row of a throw-away spec (a vocabulary shard, a sweep) carries ``parent``, the digest of the checked-in kernel that
 was rendered from the same templates at the same time; its own ``inputs`` matches no checked-in file by design.
 """
@@ -41,6 +44,7 @@ class KernelState:
     state: State
     device: str | None = None
     date: str | None = None
+    ranks: tuple[str, ...] = ()  # over how many ranks this code was also verified: "2", "4 emulated"
 
 
 def folder(device: str, gpus: int) -> str:
@@ -157,6 +161,8 @@ def states(
 ) -> list[KernelState]:
     """The evidence table: one line per checked-in kernel and architecture it is emitted for.
 
+    The state is that of the kernel on one GPU; runs over ranks are named beside it.
+
     Args:
         results: the folder of results, benchmarks/results.
         kernels: MANIFEST.json's kernel table, as for ``problems``.
@@ -166,23 +172,32 @@ def states(
         EvidenceError: a results file is not intact.
     """
     runs: dict[tuple[str, str, str], list[tuple[bool, str, str]]] = {}
+    ranks: dict[tuple[str, str, str], set[tuple[int, str]]] = {}
     for path in _files(results):
         document = load(path)
         for entry in document["verified"]:
-            name = f"{path.stem}/{entry['kernel']}"
-            current = entry["inputs"] == kernels.get(name, {}).get("inputs")
+            key = (path.stem, entry["kernel"], entry["arch"])
+            current = entry["inputs"] == kernels.get(f"{path.stem}/{entry['kernel']}", {}).get("inputs")
+            world = entry.get("tp", 1)
+            if world > 1:
+                if current:
+                    name = f"{world} emulated" if entry.get("emulated") else f"{world}"
+                    ranks.setdefault(key, set()).add((world, name))
+                continue
             run = (current, entry.get("date", document["date"]), document["device"])
-            runs.setdefault((path.stem, entry["kernel"], entry["arch"]), []).append(run)
+            runs.setdefault(key, []).append(run)
     table = []
     for name in sorted(kernels):
         model, kernel = name.split("/")
         for arch in archs.get(model, ()):
-            found = runs.get((model, kernel, arch))
+            key = (model, kernel, arch)
+            over = tuple(text for _, text in sorted(ranks.get(key, ())))
+            found = runs.get(key)
             if found is None:
-                table.append(KernelState(model, kernel, arch, "compiled only"))
+                table.append(KernelState(*key, "compiled only", ranks=over))
                 continue
             current, date, device = max(found)
-            table.append(KernelState(model, kernel, arch, "verified" if current else "stale", device, date))
+            table.append(KernelState(*key, "verified" if current else "stale", device, date, over))
     return table
 
 
@@ -193,8 +208,10 @@ def missing(table: Iterable[KernelState], arch: str) -> list[KernelState]:
 
 def render_table(table: Sequence[KernelState]) -> str:
     """The evidence table as aligned text."""
-    header = ("model", "kernel", "arch", "state", "device", "date")
-    lines = [header, *((s.model, s.kernel, s.arch, s.state, s.device or "-", s.date or "-") for s in table)]
+    header = ("model", "kernel", "arch", "state", "device", "date", "also over ranks")
+    lines = [header]
+    for s in table:
+        lines.append((s.model, s.kernel, s.arch, s.state, s.device or "-", s.date or "-", ", ".join(s.ranks) or "-"))
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines

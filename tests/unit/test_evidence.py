@@ -42,6 +42,36 @@ def test_states(tmp_path: Path) -> None:
     assert "toy    chain   sm_90a   stale" in text and "compiled only" in text
 
 
+def test_runs_over_ranks_stand_beside_the_state_of_one_gpu(tmp_path: Path) -> None:
+    over = [verified("chain", NOW) | {"tp": 2}, verified("chain", BEFORE) | {"tp": 4, "emulated": True}]
+    write(tmp_path, verified=[verified("chain", BEFORE), *over, verified("chain", NOW) | {"tp": 8, "emulated": True}])
+    evidence.record(tmp_path, "h200-x4", "toy", "dsparkgen verify", verified=[verified("chain", NOW) | {"tp": 4}])
+    state = next(s for s in evidence.states(tmp_path, KERNELS, ARCHS) if (s.kernel, s.arch) == ("chain", "sm_90a"))
+    assert (state.state, state.device, state.ranks) == ("stale", "h200", ("2", "4", "8 emulated"))
+    assert evidence.render_table([state]).splitlines()[1].endswith("2, 4, 8 emulated")
+    assert evidence.problems(tmp_path, KERNELS) == []
+    document = evidence.load(evidence.results_path(tmp_path, "h200", "toy"))
+    assert [(e.get("tp"), e.get("emulated")) for e in document["verified"]] == [
+        (None, None),
+        (2, None),
+        (4, True),
+        (8, True),
+    ]
+
+
+def test_rows_of_ranks_are_told_apart(tmp_path: Path) -> None:
+    rows = [ROW | {"inputs": NOW}, ROW | {"inputs": NOW, "tp": 2}, ROW | {"inputs": NOW, "tp": 2, "emulated": True}]
+    write(tmp_path, rows=rows)
+    path = write(tmp_path, rows=[rows[1] | {"us": 5.0}])
+    found = [(row["tp"], row.get("emulated"), row["us"]) for row in evidence.load(path)["rows"]]
+    assert found == [(1, None, 9.0), (2, None, 5.0), (2, True, 9.0)]
+    assert (evidence.folder("h200", 1), evidence.folder("h200", 2), evidence.folder("h200", 4)) == (
+        "h200",
+        "h200",
+        "h200-x4",
+    )
+
+
 def test_a_fresh_run_replaces_a_stale_one_and_keeps_the_rest(tmp_path: Path) -> None:
     write(tmp_path, verified=[verified("chain", BEFORE), verified("noise", NOW)])
     write(tmp_path, rows=[ROW | {"inputs": BEFORE}])
