@@ -86,6 +86,17 @@ class ModelPlan:
         return drawn_columns(self.spec)
 
     @property
+    def first_query(self) -> int:
+        """Query row of a request that the first draft token is drawn from: the anchor's own, or the one after it."""
+        return 0 if self.spec.draft.sample_from_anchor else 1
+
+    @property
+    def transforms_base(self) -> bool:
+        """Whether the kernel transforms the base logits: those that do not arrive transformed."""
+        transform = self.spec.logits.transform
+        return transform.placement in ("base", "both") and not transform.base_capped
+
+    @property
     def multiplier(self) -> float:
         """The transform's factor as an fp32 value."""
         return fp32(self.spec.logits.transform.multiplier)
@@ -101,6 +112,29 @@ class ModelPlan:
         """1 / `soft_cap`, divided in fp32: torch divides a tensor by a number through this factor. None without a cap."""
         cap = self.soft_cap
         return None if cap is None else fp32(1.0 / cap)
+
+    @property
+    def fills_rest(self) -> bool:
+        """Whether cache rows have columns that nothing drafts."""
+        spec = self.spec
+        return bool(spec.logits.cache_dtypes) and (spec.vocabulary.d2t or self.drawn < spec.vocabulary.target)
+
+    @property
+    def chain_formula(self) -> str:
+        """How the chain's docstring puts logits and scores."""
+        logit = {
+            "none": "base[i, v] + bias[v]",
+            "sum": "transform(base[i, v] + bias[v])",
+            "base": "transform(base[i, v]) + bias[v]",
+            "both": "transform(base[i, v]) + transform(bias[v])",
+        }[self.spec.logits.transform.placement]
+        if not self.spec.logits.cache_dtypes:
+            return f"score[v] = {logit}"
+        lines = (
+            f"cache[v] = round({logit})".ljust(49) + "before temperature; not written for padding rows",
+            "score[v] = cache[v] / T + noise[i, v]".ljust(49) + "cache[v] alone where T == 0",
+        )
+        return "\n    ".join(lines)
 
     @property
     def planned_devices(self) -> tuple[DeviceSpec, ...]:

@@ -2,8 +2,7 @@
 
 For each position i of NUM_STEPS and each of up to 8 request rows (tests/harness/oracle.py is the exact contract):
     bias[v]  = bf16(head[v] . embed[prev])           tensor cores, fp32 accumulation
-    cache[v] = round(base[i, v] + bias[v])           before temperature; not written for padding rows
-    score[v] = cache[v] / T + noise[i, v]            cache[v] alone where T == 0
+    {{ plan.chain_formula }}
     prev     = draft_tokens[i] = the winner over the vocabulary, agreed by all CTAs
 
 One CTA per SM owns a contiguous range of head tiles, in the order [streamed | resident in shared memory | resident in registers].
@@ -18,8 +17,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_fake_stream
 
-from .._device import chain_agree, chain_head, chain_inputs, exchange, head_tiles, keys, plan_line, ptx
+from .._device import chain_agree, chain_head, chain_inputs, chain_scores, exchange, head_tiles, keys, plan_line, ptx
 from .._device.plan_line import PlanLine
+from . import config
 from .config import DTYPE_BYTES, ID_BITS, NUM_STEPS, RANK_DIM, VOCAB_SIZE
 
 LANES = 32
@@ -54,6 +54,8 @@ ARGUMENTS = (
     "base_vector",  # 1: base logits are 16-byte aligned in address and strides; 0: copied entry by entry
     "cache_vector",  # 1: so is the cache; 0: stored entry by entry
     "ctas",  # records to wait for: line.ctas (a test passes one more, and gets the timeout)
+    "target_ids",  # address, int32 [DRAFT_VOCAB_SIZE]: the target id of every draft id; 0 where they are the same
+    "draft_ids",  # address, int32 [VOCAB_SIZE, rounded up to 8]: negative where nothing drafts a target id; 0 as above
 )
 NARROW = ("query_per_row", "rows", "vocab_start", "width", "base_vector", "cache_vector", "ctas")  # int32, all others int64
 
@@ -62,7 +64,7 @@ CONTEXT = """
 tid lane warp cta grid smem rows span streamed resident first_register my_register my_resident my_streamed ring_slots
 head embed base base_row_stride base_pos_stride base_vector noise noise_stride cache cache_req_stride cache_pos_stride
 cache_vector input_ids query_per_row idx_mapping temperature_table draft_tokens token_stride records report timeout_ns
-expected epoch first_column first_token bars embedding_stage embedding parked inputs order
+expected epoch first_column first_token target_ids draft_ids bars embedding_stage embedding parked inputs order
 items ahead_items ahead_steps stage stage_slot fragment
 places phase fragments best
 """
@@ -74,17 +76,18 @@ def records_words(line: PlanLine) -> int:
     return exchange.records_words(line.ctas, exchange.record_stride(line.row_slots))
 
 
-class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_agree.Agreement):
-    """One build: a plan line, the base logits' dtype and the cache's dtype ("bf16" or "fp32")."""
+class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, chain_agree.Agreement):
+    """One build: a plan line, the base logits' dtype and the cache's dtype, "bf16" or "fp32", None for greedy drafts without one."""
 
-    def __init__(self, line: PlanLine, base_dtype: str, cache_dtype: str, pdl: bool = False) -> None:
+    def __init__(self, line: PlanLine, base_dtype: str, cache_dtype: str | None, pdl: bool = False) -> None:
         self.pdl = pdl
-        base_bytes, cache_bytes = DTYPE_BYTES[base_dtype], DTYPE_BYTES[cache_dtype]
+        base_bytes, cache_bytes = DTYPE_BYTES[base_dtype], DTYPE_BYTES[cache_dtype] if cache_dtype else 0
         items = plan_line.most_items(line, base_bytes)
         if items > plan_line.MOST_ITEMS:
             raise ValueError(f"{line}: expected at most {plan_line.MOST_ITEMS} tiles a warp, got {items}")
         chain_head.Head.__init__(self, line, RANK_DIM, NUM_STEPS, base_bytes)
         chain_inputs.Inputs.__init__(self, line, RANK_DIM, NUM_STEPS, VOCAB_SIZE, base_bytes, cache_bytes)
+        chain_scores.Scores.__init__(self, config)
         chain_agree.Agreement.__init__(self, line, ID_BITS)
         self.threads = line.warps * LANES
 
@@ -99,42 +102,46 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_agree.Agreement):
         loaded = []
         for h in range(self.lane_rows):
             row = cutlass.min(first + h, self.rows - 1)  # a lane without a row reads the last one and uses nothing
-            entry = (row * NUM_STEPS + step) * plan_line.ROW_TABLE_BYTES
-            state = ptx.lds_b128(c.smem + self.shared.row_table + entry)
+            state = self.row_state(c, row, step)
             staged = c.inputs + (c.stage[0] * self.rows + row) * self.stage_bytes
-            noise = self.load_fp32(staged + column * NOISE_BYTES)
+            noise = self.load_noise(staged + column * NOISE_BYTES)
             base = self.load_base(staged + TILE_ROWS * NOISE_BYTES + column * self.base_bytes)
             loaded.append((first + h < c.rows, column, state, noise, base))
         self.fetch_inputs_ahead(c, item, step)
         return loaded
 
+    def add_bias(self, base: list[Float32], bias: list[Float32]) -> list[Float32]:
+        """The fp32 logits of the lane's entries of a row."""
+        # % if spec.logits.transform.placement in ("base", "both")
+        base = self.transformed_base(base)
+        # % endif
+        # % if spec.logits.transform.placement == "both"
+        bias = self.transformed(bias, chain_scores.BF16_BYTES)
+        # % endif
+        sums = [ptx.add_rn(base[e], bias[e]) for e in range(self.entries)]
+        # % if spec.logits.transform.placement == "sum"
+        sums = self.transformed_sum(sums)
+        # % endif
+        return sums
+
     @cute.jit
     def finish_tile(self, c, tile: Int32, acc, loaded):
-        """logit = round(base + bias) into the cache, score against the lane's best so far."""
+        """The lane's entries of a tile: logits, into the cache where there is one, and the best key against the lane's best so far."""
         biases = head_tiles.biases(self.rows, c.lane, acc)
         for h in cutlass.range_constexpr(self.lane_rows):
             live, column, state, noise, base = loaded[h]
             at = tile * TILE_ROWS + column  # from the CTA's first column
-            temperature = ptx.float_of(state[2])
-            logits = [ptx.add_rn(base[e], biases[h][e]) for e in range(self.entries)]
-            words = []
-            if cutlass.const_expr(self.rounds):
-                logits, words = self.round_bf16(logits)
-            if cutlass.const_expr(self.cache_bytes == 4):
-                words = [ptx.bits_of(x) for x in logits]
-            cache_row = Int64((Uint64(state[1]) << Uint64(32)) | Uint64(state[0]))
-            self.store_logits(c, live & (state[3] != 0), cache_row + Int64(at) * self.cache_bytes, at, words)
-            top, low = Uint32(0), Uint32(0)
-            for e in cutlass.range_constexpr(self.entries):
-                noised = ptx.add_rn(ptx.div_full(logits[e], temperature), noise[e])
-                score = ptx.select(temperature == Float32(0.0), logits[e], noised)
-                there = live
-                if cutlass.const_expr(self.line.partial):
-                    there = live & (at + e < c.span)
-                rank = ptx.select(there, keys.ordered(score), Uint32(0))
-                if rank > top:  # entries come by rising id: the first of equals stays
-                    top = rank
-                    low = keys.low_word(c.first_token + at + e, ID_BITS)
+            logits, words = self.round_logits(self.add_bias(base, biases[h]))
+            # % if not spec.logits.cache_dtypes
+            top, low = self.best_column(c, live, at, logits)
+            # % elif spec.vocabulary.d2t
+            top, low = self.finish_targets(c, live, at, state, noise, logits, words)
+            # % else
+            row = Int64((Uint64(state[1]) << Uint64(32)) | Uint64(state[0]))
+            self.store_logits(c, live & (state[3] != 0), row + Int64(at) * self.cache_bytes, at, words)
+            scores = [self.score(logits[e], noise[e], ptx.float_of(state[2])) for e in range(self.entries)]
+            top, low = self.best_column(c, live, at, scores)
+            # % endif
             c.best[2 * h], c.best[2 * h + 1] = keys.larger(top, low, c.best[2 * h], c.best[2 * h + 1])
 
     # ---- one position
@@ -219,6 +226,8 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_agree.Agreement):
         base_vector: Int32,
         cache_vector: Int32,
         ctas: Int32,
+        target_ids: Int64,
+        draft_ids: Int64,
     ):
         line, shared = self.line, self.shared
         tid, _, _ = cute.arch.thread_idx()
@@ -257,7 +266,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_agree.Agreement):
             cache_pos_stride=cache_pos_stride, cache_vector=cache_vector, input_ids=input_ids, query_per_row=query_per_row,
             idx_mapping=idx_mapping, temperature_table=temperature, draft_tokens=draft_tokens, token_stride=token_stride,
             records=records, report=report, timeout_ns=timeout_ns, expected=ctas, epoch=epoch,
-            first_column=first_column, first_token=vocab_start + first_column,
+            first_column=first_column, first_token=vocab_start + first_column, target_ids=target_ids, draft_ids=draft_ids,
             bars=smem + shared.barriers,
             embedding_stage=smem + shared.embedding,
             embedding=smem + shared.embedding + head_tiles.embedding_offset(self.rows, self.embed_half, lane),
@@ -313,6 +322,9 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_agree.Agreement):
             self.multiply_tiles(c, step)
             self.reduce_warp(c)
             cute.arch.sync_threads()  # all keys are there; the embeddings have been read
+            # % if plan.fills_rest
+            self.fill_rest(c, step)  # by warps that wait for the exchange
+            # % endif
             self.agree(c, step, Uint32(launches) * Uint32(NUM_STEPS) + Uint32(step))
             cute.arch.sync_threads()  # the next embeddings are there
         if (cta == 0) & (tid == 0):
@@ -347,12 +359,14 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_agree.Agreement):
         base_vector: Int32,
         cache_vector: Int32,
         ctas: Int32,
+        target_ids: Int64,
+        draft_ids: Int64,
         stream,
     ):
         self.kernel(
             head, embed, base, base_row_stride, base_pos_stride, noise, noise_pitch, cache, cache_req_stride, cache_pos_stride,
             input_ids, query_per_row, idx_mapping, temperature, draft_tokens, token_stride, records, epoch, report, timeout_ns,
-            rows, vocab_start, width, base_vector, cache_vector, ctas,
+            rows, vocab_start, width, base_vector, cache_vector, ctas, target_ids, draft_ids,
         ).launch(
             grid=[self.line.ctas, 1, 1],
             block=[self.threads, 1, 1],
@@ -365,7 +379,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_agree.Agreement):
 
 
 def compile_chain(
-    line: PlanLine, base_dtype: str, cache_dtype: str, *, pdl: bool = False, arch: str | None = None, options: str = ""
+    line: PlanLine, base_dtype: str, cache_dtype: str | None, *, pdl: bool = False, arch: str | None = None, options: str = ""
 ):
     """Compiles one build; needs no GPU.
 

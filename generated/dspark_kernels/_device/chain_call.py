@@ -13,155 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import host, plan_line
+from . import host
+from .chain_share import OFFSETS, Share
 from .host import Expected, Misfit
-from .rank_group import Columns, columns_of
 
-NOISE_ALIGNMENT = 4  # fp32 values in 16 bytes: a noise row starts on a vector boundary
-OFFSETS = (
-    2**31
-)  # the kernel counts the entries of base logits and noise in 32 bits; half of them leave room for its sums
-WARP_LANES = 32
 RANK_STRIDES = ("base_rank_stride", "cache_rank_stride", "token_rank_stride")  # between two emulated ranks
 BATCH_SHAPE_BITS = 28  # of the word that ranks compare in a debugging build
 SLOT_BYTES = 8  # of an argument in an ArgumentBlock
 NARROW_FIELD, WIDE_FIELD, STREAM_FIELD = "i4x", "q", "Q"  # int32 with padding, int64, CUstream
-
-
-class Share(NamedTuple):
-    """What one launch covers: the ranks that it plays, one or all of them, and the vocabulary columns of each."""
-
-    world: int  # ranks that the vocabulary is split over
-    rank: int  # the launch's first rank
-    shard_width: int  # columns of a rank, the last ranks taking what is left
-    columns: tuple[Columns, ...]  # of each rank of the launch
-
-    @property
-    def emulated(self) -> bool:
-        """Whether one launch plays all ranks."""
-        return len(self.columns) > 1
-
-    @property
-    def first(self) -> int:
-        """The launch's first column."""
-        return self.columns[0].first
-
-    @property
-    def width(self) -> int:
-        """The first rank's columns."""
-        return self.columns[0].width
-
-
-def share_of(vocab_size: int, world: int, rank: int, shard_width: int) -> Share:
-    """What a launch of one rank covers."""
-    return Share(world, rank, shard_width, (columns_of(vocab_size, shard_width, rank),))
-
-
-def emulated_share(vocab_size: int, world: int, shard_width: int) -> Share:
-    """What a launch of all ranks on one GPU covers."""
-    return Share(world, 0, shard_width, tuple(columns_of(vocab_size, shard_width, rank) for rank in range(world)))
-
-
-def noise_pitch(width: int) -> int:
-    """fp32 values from one noise row to the next, for so many columns."""
-    return -(-width // NOISE_ALIGNMENT) * NOISE_ALIGNMENT
-
-
-def why_noise_too_large(width: int, samples: int) -> str | None:
-    """Why the noise of so many samples is beyond the kernel's offsets, or None."""
-    entries = samples * noise_pitch(width)
-    if entries < OFFSETS:
-        return None
-    return f"noise of {samples} samples: expected fewer than {OFFSETS} entries, got {entries}; lower draft.max_rows"
-
-
-def why_not_fitting(
-    config: ModuleType,
-    embed_weight: torch.Tensor,
-    head_weight: torch.Tensor,
-    max_reqs: int,
-    cache_dtype: torch.dtype | None,
-    pdl: bool,
-    share: Share,
-) -> str | None:
-    """Why a sampler's arguments do not fit its model, or None."""
-    whole = share.emulated or not is_head_shard(config, head_weight, share)
-    for name, weight, tokens in (
-        ("embed_weight", embed_weight, config.VOCAB_SIZE),
-        ("head_weight", head_weight, config.DRAFT_VOCAB_SIZE if whole else share.width),
-    ):
-        wanted = Expected(
-            (torch.bfloat16,), (tokens, config.RANK_DIM), (0,), contiguous=True, alignment=host.VECTOR_BYTES
-        )
-        found = wanted.misfit(name, weight, embed_weight.device)
-        if found is not None:
-            return found.message
-    if not isinstance(max_reqs, int) or max_reqs < 1:
-        return f"max_reqs: expected an int of at least 1, got {max_reqs!r}"
-    if not isinstance(pdl, bool):
-        return f"pdl: expected a bool, got {pdl!r}"
-    if cache_dtype not in [host.DTYPES[name] for name in config.CACHE_DTYPES]:
-        return f"cache_dtype: expected {' or '.join(config.CACHE_DTYPES)}, got {cache_dtype}"
-    return None
-
-
-def is_head_shard(config: ModuleType, head_weight: Any, share: Share) -> bool:
-    """Whether a head holds the rows of one rank alone: with several ranks, one of fewer rows than the vocabulary."""
-    if share.world == 1 or not isinstance(head_weight, torch.Tensor) or head_weight.dim() != 2:
-        return False
-    return head_weight.shape[0] < config.DRAFT_VOCAB_SIZE
-
-
-def rank_head(config: ModuleType, head_weight: torch.Tensor, share: Share) -> torch.Tensor:
-    """The view of a head, whole or a rank's shard, that starts at the launch's first row."""
-    return head_weight if is_head_shard(config, head_weight, share) else head_weight[share.first :]
-
-
-def lines_of(
-    config: ModuleType, facts: host.DeviceFacts, share: Share, device_name: str | None
-) -> dict[int, plan_line.PlanLine]:
-    """The plan lines that a share's launches take, by row slots, ascending. Ask ``why_no_place`` first."""
-    width, columns = share.shard_width, config.DRAWN
-    if share.emulated:
-        # The tiles of one GPU's plan, which its CTAs then hold for the ranks in turn.
-        lines = host.plan_lines(config.PLANS, config.DEVICES, facts, 1, device_name)
-        return {slots: plan_line.emulated(line, share.world, width, columns) for slots, line in lines.items()}
-    lines = host.plan_lines(config.PLANS, config.DEVICES, facts, share.world, device_name)
-    if share.world == 1:
-        return lines
-    return {slots: plan_line.for_shard(line, width, columns) for slots, line in lines.items()}
-
-
-def why_no_place(
-    config: ModuleType, device: torch.device, max_reqs: int, device_name: str | None, pdl: bool, share: Share
-) -> str | None:
-    """Why no plan of the model fits a device, or None. `pdl`: without the driver's own check that all CTAs are resident."""
-    reason = why_noise_too_large(share.shard_width, min(config.MAX_ROWS, max_reqs) * config.NUM_STEPS)
-    if reason is not None:
-        return reason
-    facts = host.read_device(device)
-    reason = host.why_no_plan(config.PLANS, config.DEVICES, facts, 1 if share.emulated else share.world, device_name)
-    if reason is not None:
-        return reason
-    if share.emulated and share.world > facts.sms:
-        return f"world: expected at most {facts.sms} emulated ranks, one per SM, got {share.world}"
-    lines = lines_of(config, facts, share, device_name)
-    sm = host.read_sm(device) if pdl else None
-    for line in lines.values():
-        for base in config.BASE_DTYPES:
-            if share.world > 1:
-                reason = plan_line.why_not_shard(line, share.shard_width, config.DTYPE_BYTES[base])
-            elif sm is not None:
-                reason = host.why_not_resident(facts, sm, ctas=line.ctas, **block_shape(config, line, base))
-            if reason is not None:
-                return f"{'shard_width' if share.world > 1 else 'pdl'}: the plan for {line.row_slots} row slots: {reason}"
-    return None
-
-
-def block_shape(config: ModuleType, line: plan_line.PlanLine, base: str) -> dict[str, int]:
-    """Threads and shared memory in bytes of a CTA of one build; `base` is the base logits' dtype, "bf16" or "fp32"."""
-    layout = plan_line.shared_layout(line, config.RANK_DIM, config.NUM_STEPS, config.DTYPE_BYTES[base])
-    return {"threads": line.warps * WARP_LANES, "shared": layout.total}
 
 
 class Expectations:
@@ -224,7 +83,8 @@ class Expectations:
         if found is not None:
             return found
         row_stride, pos_stride, _ = base_logits.stride()
-        entries = (rows - 1) * row_stride + (self.num_steps - 1) * pos_stride + self.width
+        columns = self.share.width if shard else self.width
+        entries = (rows - 1) * row_stride + (self.num_steps - 1) * pos_stride + columns
         if entries < OFFSETS:
             return None
         return Misfit(
@@ -319,7 +179,9 @@ class Expectations:
     def batch_shape(self, rows: int, base_logits: torch.Tensor, query_per_row: int) -> int:
         """What ranks of one group must agree on in a call, in BATCH_SHAPE_BITS bits. Base logits may be whole on one rank
         and a shard on another; their dtype may not differ, nor may the anchors' distance."""
-        word = (query_per_row * len(host.DTYPES) + self.base_dtypes.index(base_logits.dtype)) * (self.max_rows + 1) + rows
+        word = (query_per_row * len(host.DTYPES) + self.base_dtypes.index(base_logits.dtype)) * (
+            self.max_rows + 1
+        ) + rows
         return word % (1 << BATCH_SHAPE_BITS)
 
 
@@ -395,6 +257,7 @@ class Variant(NamedTuple):
     """One compiled chain kernel and the device state that belongs to it alone."""
 
     block: ArgumentBlock
-    ctas: int
-    records: torch.Tensor  # uint64 words, zeroed once: every launch tags its own records
-    epoch: torch.Tensor  # int32 [1], zeroed once, counted by the kernel
+    ctas: int  # of one rank
+    records: torch.Tensor  # uint64 words of each rank of the launch, zeroed once: every launch tags its own records
+    epoch: torch.Tensor  # int32, one of each rank of the launch, zeroed once, counted by the kernel
+    number: int  # of this build among the sampler's, the same on every rank

@@ -34,7 +34,7 @@ class Inputs:
         self.vocab_size = vocab_size
         self.base_bytes = base_bytes
         self.cache_bytes = cache_bytes
-        self.rounds = base_bytes == 2 or cache_bytes == 2  # a bf16 base makes a bf16 sum, a bf16 cache a bf16 logit
+        self.draws = cache_bytes > 0  # else the drafts are greedy: no noise, no temperature, no cache
         self.shared = plan_line.shared_layout(line, rank_dim, num_steps, base_bytes)
         self.stage_bytes = plan_line.stage_bytes(base_bytes)
         self.base_pieces = TILE_ROWS * base_bytes // PIECE  # of a tile and row
@@ -75,8 +75,9 @@ class Inputs:
             places = [c.places[i] for i in range(PLACES)]
         staged = c.inputs + stage * (self.rows * self.stage_bytes)
         exists = step < self.num_steps
-        noise = places[0] + Uint32(step * Int32(c.noise_stride)) // Uint32(PIECE // NOISE_BYTES)
-        self.copy_piece(c, exists, staged, places[1], c.noise, noise, tile, NOISE_BYTES)
+        if cutlass.const_expr(self.draws):
+            noise = places[0] + Uint32(step * Int32(c.noise_stride)) // Uint32(PIECE // NOISE_BYTES)
+            self.copy_piece(c, exists, staged, places[1], c.noise, noise, tile, NOISE_BYTES)
         base = places[2] + Uint32(step) * Uint32(c.base_pos_stride) // Uint32(PIECE // self.base_bytes)
         self.copy_piece(c, exists, staged, places[3], c.base, base, tile, self.base_bytes)
         if (c.base_vector == 0) & exists:
@@ -154,6 +155,10 @@ class Inputs:
                 else:
                     ptx.sts_b32(target, ptx.ldg_b32(source))
 
+    def load_noise(self, address: Int32) -> list[Float32]:
+        """The lane's noise of one row; nothing where none is drawn with."""
+        return self.load_fp32(address) if self.draws else []
+
     def load_bf16(self, address: Int32) -> list[Float32]:
         """The lane's bf16 entries of one row, as fp32."""
         if self.entries == 1:
@@ -217,17 +222,25 @@ class Inputs:
     @cute.jit
     def load_row_table(self, c):
         """Cache address, temperature and whether the cache is written, of every (row, position). A padding row has temperature 0."""
+        if cutlass.const_expr(not self.draws):
+            return
         if c.tid < c.rows * self.num_steps:
             state = ptx.ldg_s64(c.idx_mapping + Int64(c.tid) * 8)
             temperature = Uint32(0)
             if state >= 0:
                 temperature = ptx.ldg_b32(c.temperature_table + state * 4)
             step = c.tid % self.num_steps
-            offset = state * c.cache_req_stride + Int64(step) * c.cache_pos_stride + c.first_column
+            offset = state * c.cache_req_stride + Int64(step) * c.cache_pos_stride + self.cache_column(c)
             address = Uint64(c.cache + offset * self.cache_bytes)
             halves = [Uint32(address & Uint64(0xFFFFFFFF)), Uint32(address >> Uint64(32))]
             target = c.smem + self.shared.row_table + c.tid * plan_line.ROW_TABLE_BYTES
             ptx.sts_b128(target, [*halves, temperature, Uint32(state >= 0)])
+
+    def row_state(self, c, row: Int32, step: Int32) -> list[Uint32]:
+        """The row table's four words of a row at a position; nothing where nothing is drawn with."""
+        if not self.draws:
+            return []
+        return ptx.lds_b128(c.smem + self.shared.row_table + (row * self.num_steps + step) * plan_line.ROW_TABLE_BYTES)
 
     @cute.jit
     def load_anchor(self, c, row: Int32):

@@ -66,9 +66,7 @@ def visible_gpus() -> dict[str, int]:
     return {gpu_uuid(ordinal): ordinal for ordinal in range(torch.cuda.device_count())}
 
 
-def why_unreachable(
-    rank: int, places: Sequence[Place], device: torch.device, visible: Mapping[str, int]
-) -> str | None:
+def why_unreachable(rank: int, places: Sequence[Place], device: torch.device, visible: Mapping[str, int]) -> str | None:
     """Why this rank cannot write into the memory of every other rank, or None as far as that can be told beforehand.
 
     Args:

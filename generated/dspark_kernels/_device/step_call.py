@@ -5,13 +5,14 @@ Nothing here launches or synchronises; every refusal says what was expected and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
 from . import host
+from .chain_call import ArgumentBlock
 from .host import Expected
 
 BF16_BYTES = 2
@@ -25,6 +26,22 @@ class Variant(NamedTuple):
     block: int  # vocabulary columns of a CTA
     pdl: bool  # launched programmatically dependent
     vector: bool  # 16-byte loads and stores, else one entry at a time
+
+
+class Build(NamedTuple):
+    """One compiled kernel: which, and its compile-time choices. Those that a kernel does not have keep their defaults."""
+
+    kernel: str  # "anchor", "step", "pick" or "fill"
+    pdl: bool
+    vector: bool = False
+    block: int = 0
+    base: str = ""  # dtype of the base logits, "bf16" or "fp32"
+    cache: str = ""  # dtype of the logits cache, likewise
+    sharded: bool = False
+
+    def __str__(self) -> str:
+        choices = [f"{name} {value}" for name, value in zip(self._fields[1:], self[1:], strict=True) if value]
+        return " ".join([f"the {self.kernel} kernel", *choices])
 
 
 class Exchange(NamedTuple):
@@ -121,20 +138,44 @@ def pdl_for(config: ModuleType, rows: int, capability: tuple[int, int]) -> bool:
     return capability >= (9, 0) and rows <= config.STEP_PDL_MAX_ROWS
 
 
-def variants(config: ModuleType, max_reqs: int, capability: tuple[int, int]) -> Iterator[tuple[int, Variant]]:
-    """Every variant that calls of 1 to ``max_reqs`` request rows can launch, each with the fewest rows that take it."""
+def variants(
+    config: ModuleType, max_reqs: int, width: int, capability: tuple[int, int]
+) -> Iterator[tuple[int, Variant]]:
+    """Every variant that calls of 1 to ``max_reqs`` request rows and ``width`` columns can launch, each with the fewest rows
+    that take it."""
     seen = set()
     for rows in range(1, max_reqs + 1):
-        for vector in (True, False):
+        for vector in vector_choices(width):
             variant = Variant(block_for(config, rows), pdl_for(config, rows, capability), vector)
             if variant not in seen:
                 seen.add(variant)
                 yield rows, variant
 
 
+def vector_choices(width: int) -> tuple[bool, ...]:
+    """What ``vector_ok`` can be for rows of ``width`` columns."""
+    return (True, False) if width % VECTOR_ENTRIES == 0 else (False,)
+
+
 def vector_ok(width: int, *operands: torch.Tensor) -> bool:
     """Whether every operand's rows start on 16-byte boundaries and are whole vectors of bf16 wide."""
     return width % VECTOR_ENTRIES == 0 and all(host.vector_ok(operand) for operand in operands)
+
+
+def compile_build(module: ModuleType, build: Build) -> ArgumentBlock:
+    """Compile one build by a model's step.py, for this machine's GPU."""
+    match build.kernel:
+        case "anchor":
+            made, names = module.compile_anchor_embed(pdl=build.pdl), module.ANCHOR_ARGUMENTS
+        case "step":
+            options = {"sharded": build.sharded, "vector": build.vector, "pdl": build.pdl}
+            made, names = module.compile_step(build.block, build.base, build.cache, **options), module.STEP_ARGUMENTS
+        case "pick":
+            made, names = module.compile_pick(pdl=build.pdl), module.PICK_ARGUMENTS
+        case _:
+            made = module.compile_cache_fill(build.cache, vector=build.vector, pdl=build.pdl)
+            names = module.FILL_ARGUMENTS
+    return ArgumentBlock(made, names, module.NARROW)
 
 
 class Expectations:
@@ -199,3 +240,81 @@ class Expectations:
             (tokens, "draft_tokens", draft_tokens),
         ):
             expected.check(name, tensor, self.device)
+
+
+def call_arguments(
+    views: CallViews,
+    columns: torch.Tensor,
+    input_ids: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    sample_pos: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    logits_cache: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    query_per_row: int,
+    pitch: int,
+) -> dict[str, int]:
+    """The kernels' arguments that a call brings, by name: device addresses, strides in elements, sizes.
+
+    ``base_step_bytes`` and ``cache_step_bytes`` are what ``base`` and ``cache`` move on by from position to position.
+
+    Args:
+        columns: the base logits of this rank's columns.
+        pitch: cache entries between two positions of a row in the flat shard.
+    """
+    rows, steps = columns.shape[:2]
+    written, row_stride, step_stride = logits_cache, logits_cache.stride(0), logits_cache.stride(1)
+    if views.shards is not None:
+        written, row_stride, step_stride = views.shards.own, steps * pitch, pitch
+    return {
+        "base": columns.data_ptr(),
+        "base_row_stride": columns.stride(0),
+        "base_step_bytes": columns.stride(1) * columns.element_size(),
+        "bias": views.bias.data_ptr(),
+        "bias_row_stride": views.bias.stride(0),
+        "cache": written.data_ptr(),
+        "cache_row_stride": row_stride,
+        "cache_step_bytes": step_stride * logits_cache.element_size(),
+        "cache_req_stride": logits_cache.stride(0),
+        "cache_pos_stride": logits_cache.stride(1),
+        "input_ids": input_ids.data_ptr(),
+        "query_per_row": query_per_row,
+        "idx_mapping": idx_mapping.data_ptr(),
+        "sample_pos": sample_pos.data_ptr(),
+        "temperature": temperature.data_ptr(),
+        "seeds": seeds.data_ptr(),
+        "draft_tokens": draft_tokens.data_ptr(),
+        "token_stride": draft_tokens.stride(0),
+        "packets": 0 if views.packets is None else views.packets.own.data_ptr(),
+        "shards": 0 if views.shards is None else views.shards.gathered.data_ptr(),
+        "rank_stride": rows * steps * pitch,
+        "rows": rows,
+    }
+
+
+def padding_call(
+    expected: Expectations, rows: int, base_dtype: torch.dtype, *, aligned: bool
+) -> Sequence[torch.Tensor]:
+    """The arguments of a call of padding rows alone; one row of memory stands for all rows of logits and cache.
+
+    Args:
+        aligned: whether logits and cache start on a 16-byte boundary, or beside one.
+    """
+    device, steps, requests = expected.device, expected.steps, expected.max_reqs
+    cache_columns, (cache_dtype,) = expected.logits_cache.shape[2], expected.logits_cache.dtypes
+
+    def one_row(columns: int, dtype: torch.dtype) -> torch.Tensor:
+        offset = 0 if aligned else 1
+        return torch.zeros(columns + offset, dtype=dtype, device=device)[offset:]
+
+    return (
+        one_row(expected.width, base_dtype).expand(rows, steps, expected.width),
+        torch.zeros(rows, dtype=torch.int32, device=device),
+        torch.full((rows * steps,), -1, dtype=torch.int64, device=device),
+        torch.zeros(rows * steps, dtype=torch.int64, device=device),
+        torch.zeros(requests, dtype=torch.float32, device=device),
+        torch.zeros(requests, dtype=torch.int64, device=device),
+        one_row(cache_columns, cache_dtype).expand(requests, steps, cache_columns),
+        torch.empty((rows, steps), dtype=torch.int64, device=device),
+    )
