@@ -17,7 +17,7 @@ from dsparkgen import __version__
 from dsparkgen.device import DeviceSpec, read_devices
 from dsparkgen.digest import kernel_digest
 from dsparkgen.locate import read_document, show, show_path
-from dsparkgen.render import CODEGEN, PACKAGE, inputs_digest, render, render_package, template_digest
+from dsparkgen.render import CODEGEN, PACKAGE, SHARED, inputs_digest, render, render_package, template_digest
 from dsparkgen.spec import ModelSpec, read_specs
 
 RUFF_VERSION = "0.17.6"  # pyproject.toml pins the same; the formatter's output is checked in
@@ -407,9 +407,10 @@ def _templates_of(name: str) -> Iterable[str]:
     parts = name.split("/")
     if len(parts) == 2:
         return (f"package/{parts[1].removesuffix('.py')}.tpl.py",)
-    if parts[1] == "_device":
-        return (f"device/{parts[2]}",)
-    return (f"model/{parts[2].removesuffix('.py')}.tpl.py",)
+    if parts[1] in SHARED:
+        return (f"{SHARED[parts[1]]}/{parts[2]}",)
+    module = parts[2].removesuffix(".py")
+    return (f"model/{module}.tpl.py", f"model/{module}_greedy.tpl.py")
 
 
 # Files
@@ -418,7 +419,7 @@ def _templates_of(name: str) -> Iterable[str]:
 def _kept(out: Path, name: str, text: str, only: Sequence[str]) -> str | None:
     """The text that a file must have when only some models are generated: others keep what is on disk."""
     model = name.split("/")[1] if name.count("/") == 2 else "_device"
-    if model in (*only, "_device"):
+    if model in (*only, *SHARED):
         return text
     return _read(out / name) if (out / name).exists() else None
 

@@ -1,0 +1,1 @@
+"""Thin hooks for inference engines. Importing one imports no engine."""

@@ -1,0 +1,403 @@
+"""vLLM: draws DSpark drafts with the generated kernels, by installing the package.
+
+vLLM's DSpark speculator asks its draft model for `sample_sequential(speculator, num_reqs, head_hidden)` before it runs its own
+loop; False means that nothing was done. `register`, an entry point of vLLM's general plugins, gives the draft model classes that
+method once their modules are imported. The first call, in the engine's profiling run and so before any graph capture, decides once
+whether a generated model serves the draft, on all tensor-parallel ranks alike, and builds and warms its sampler.
+
+It stands aside, with the reason in the log, wherever the loop does more than sample or is not the loop of vllm_contract.py.
+DSPARK_KERNELS_DISABLE=1 turns it off.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from . import vllm_contract
+from .matching import DraftFacts, Transform, find_model
+
+if TYPE_CHECKING:
+    import torch
+
+DISABLE = "DSPARK_KERNELS_DISABLE"
+PACKAGE = "vllm"
+METHOD = "sample_sequential"
+
+# Below vLLM's logger, whose settings show it.
+log = logging.getLogger("vllm.dspark_kernels")
+
+
+def register() -> None:
+    """Entry point of vLLM's general plugins. May be called any number of times, in every process; imports no engine code."""
+    if os.environ.get(DISABLE, "") not in ("", "0"):
+        log.info("DSpark drafts keep the engine's loop: %s is set", DISABLE)
+        return
+    waiting = {}
+    for path, classes in vllm_contract.DRAFTS.items():
+        name = vllm_contract.module_name(path)
+        module = sys.modules.get(name)
+        if module is None:
+            waiting[name] = tuple(classes)
+        else:
+            give_method(module, tuple(classes))
+    if waiting and not any(isinstance(finder, DraftFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, DraftFinder(waiting))
+
+
+class DraftFinder:
+    """An import finder that gives draft model classes the method when their modules are imported, and finds nothing itself.
+
+    Importing the modules here instead would import the engine, and CUDA with it, in processes that never draft.
+    """
+
+    def __init__(self, waiting: dict[str, tuple[str, ...]]) -> None:
+        self._waiting = waiting
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that the other finders have for a draft's module, with the classes' change behind its execution."""
+        if name not in self._waiting:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is None or spec.loader is None:
+            return spec
+        classes, execute = self._waiting[name], spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            give_method(module, classes)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def give_method(module: ModuleType, classes: Sequence[str]) -> None:
+    """Give a module's draft model classes the method, unless they have one: their engine's own stays."""
+    for name in classes:
+        draft = getattr(module, name, None)
+        if draft is not None and not hasattr(draft, METHOD):
+            setattr(draft, METHOD, sample_sequential)
+
+
+def sample_sequential(model: Any, speculator: Any, num_reqs: int, head_hidden: torch.Tensor) -> bool:
+    """Draw the draft tokens of a step into the speculator's buffers. The method that draft models get.
+
+    Args:
+        model: the draft model.
+        speculator: vLLM's DSparkSpeculator.
+        num_reqs: request rows of the padded batch.
+        head_hidden: the draft's hidden states, [tokens, hidden size].
+
+    Returns:
+        False, having done nothing, where the engine's loop must run.
+    """
+    serving = _serving.get(model)
+    if serving is None:
+        if _capturing():
+            log.warning("DSpark drafts keep the engine's loop in this graph: it is captured before any step ran")
+            return False
+        serving = _serving[model] = serve(model, speculator)
+    return not isinstance(serving, Declined) and serving.draw(speculator, num_reqs, head_hidden)
+
+
+class Declined(str):
+    """Why the engine's loop draws."""
+
+
+_serving: WeakKeyDictionary[Any, Serving | Declined] = WeakKeyDictionary()
+
+
+def serve(model: Any, speculator: Any) -> Serving | Declined:
+    """Decide whether generated kernels draw a draft, on all tensor-parallel ranks alike, and make them ready. Logs what was decided.
+
+    Collective: every rank of the tensor-parallel group calls it.
+    """
+    group = tensor_parallel_group()
+    name, sampler, reason = None, None, why_not(model, speculator)
+    if reason is None:
+        match = find_model(facts_of(model, speculator))
+        name, reason = match.model, None if match.model is not None else match.reason
+    reason = agreed(reason, group)
+    if reason is None:
+        assert name is not None
+        try:
+            sampler = make_sampler(name, model, speculator, group)
+        except Exception as error:  # whatever a set-up raises, the engine has its own loop
+            reason = f"{name}: {type(error).__name__}: {error}"
+        reason = agreed(reason, group)
+    if reason is not None:
+        log.warning("DSpark drafts of %s keep the engine's loop: %s", type(model).__name__, reason)
+        return Declined(reason)
+    serving = Serving(model, sampler, base_dtype_of(model, speculator), group)
+    log.info(
+        "DSpark drafts of %s: %s draws them (%s)",
+        type(model).__name__,
+        name,
+        describe_paths(sampler, speculator.max_num_reqs),
+    )
+    return serving
+
+
+def make_sampler(name: str, model: Any, speculator: Any, group: Any) -> Any:
+    """The sampler of a generated model, with everything compiled that a call can need."""
+    config = import_module(f"..{name}.config", __package__)
+    head = model.model.markov_head
+    options: dict[str, Any] = {}
+    if config.D2T:
+        options["d2t"] = model.draft_id_to_target_id.detach()
+    if group is not None:
+        options["group"] = group.cpu_group
+    sampler = import_module(f"..{name}", __package__).DraftSampler(
+        head.markov_w1.weight.detach(),
+        head.markov_w2.weight.detach(),
+        max_reqs=speculator.max_num_reqs,
+        cache_dtype=None if speculator.draft_logits is None else speculator.draft_logits.dtype,
+        **options,
+    )
+    sampler.warmup()
+    return sampler
+
+
+class Serving:
+    """A draft that generated kernels draw.
+
+    Args:
+        model: the draft model.
+        sampler: a warm DraftSampler.
+        base_dtype: dtype that the draft's LM head gives.
+        group: the tensor-parallel group, or None on one rank.
+    """
+
+    def __init__(self, model: Any, sampler: Any, base_dtype: torch.dtype, group: Any) -> None:
+        self.sampler, self.base_dtype = sampler, base_dtype
+        self._shard = group is not None and accepts_shard(model, sampler, group)
+        self._told: set[str] = set()
+
+    def draw(self, speculator: Any, num_reqs: int, head_hidden: torch.Tensor) -> bool:
+        """Draw one step. False, having done nothing that the loop would not repeat, where the LM head gives another dtype."""
+        model, steps = speculator.model, speculator.num_speculative_steps
+        samples = num_reqs * steps
+        idx_mapping, sample_pos = speculator.sample_idx_mapping[:samples], speculator.sample_pos[:samples]
+        state = (idx_mapping, sample_pos, speculator.temperature, speculator.seeds)
+        # Noise depends on seeds and positions only: it is drawn beside the LM head.
+        self.sampler.fork_noise(*state, num_reqs)
+        hidden = head_hidden[speculator.sample_indices[:samples]]
+        if self._shard and self.sampler.path(num_reqs)[0] == "chain":
+            base = shard_logits(model, hidden)
+        else:
+            base = model.compute_draft_logits(hidden)
+        base = base.view(num_reqs, steps, base.shape[-1])
+        if base.dtype != self.base_dtype:
+            self.sampler.discard_noise()
+            self._tell(f"expected {self.base_dtype} base logits, got {base.dtype}")
+            return False
+        self.sampler.sample(
+            base,
+            speculator.input_buffers.input_ids,
+            *state,
+            speculator.draft_logits,
+            speculator.draft_tokens,
+            query_per_row=speculator.num_query_per_req,
+        )
+        return True
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            log.warning("DSpark drafts keep the engine's loop: %s", reason)
+
+
+def why_not(model: Any, speculator: Any) -> str | None:
+    """Why the engine's loop must draw a draft, whichever kernels there are, or None. Reads values of small tensors once."""
+    return (
+        why_contract_differs(model)
+        or why_attribute_missing(model, speculator)
+        or why_more_than_sampling(speculator)
+        or why_other_arithmetic(model, speculator)
+    )
+
+
+def why_contract_differs(model: Any) -> str | None:
+    """Why this engine's loop or draft model class is not the one that the kernels stand in for, or None."""
+    package = vllm_folder()
+    if package is None:
+        return f"no installed {PACKAGE} package is found"
+    reason = vllm_contract.why_loop_differs(package)
+    if reason is not None:
+        return reason
+    known = {vllm_contract.module_name(path): path for path in vllm_contract.DRAFTS}
+    draft = type(model)
+    if draft.__module__ not in known:
+        return f"{draft.__module__}.{draft.__qualname__} is no draft model that the hook knows"
+    return vllm_contract.why_draft_differs(package, known[draft.__module__], draft.__qualname__)
+
+
+def vllm_folder() -> Path | None:
+    """Folder of the installed vLLM package."""
+    spec = importlib.util.find_spec(PACKAGE)
+    places = None if spec is None else spec.submodule_search_locations
+    return Path(next(iter(places))) if places else None
+
+
+def why_attribute_missing(model: Any, speculator: Any) -> str | None:
+    """Which attribute of speculator or draft model the hook misses, or None."""
+    needed = {
+        "speculator": (speculator, vllm_contract.SPECULATOR),
+        "input_buffers": (getattr(speculator, "input_buffers", None), ("input_ids",)),
+        "draft model": (model, ("lm_head", "logits_processor", "model")),
+        "draft model's backbone": (getattr(model, "model", None), ("markov_head",)),
+    }
+    for name, (owner, attributes) in needed.items():
+        for attribute in attributes:
+            if not hasattr(owner, attribute):
+                return f"expected an attribute {attribute} of the {name}, got none"
+    return None
+
+
+def why_more_than_sampling(speculator: Any) -> str | None:
+    """What the engine's loop does beside sampling, or None."""
+    if speculator.use_confidence_head:
+        return "a confidence head is used: the loop also collects Markov embeddings for it"
+    if speculator.use_acceptance_estimator or speculator.acceptance_estimator is not None:
+        return "an acceptance estimator is used: the loop also feeds it the logits"
+    if speculator.draft_watermarker is not None:
+        return "a draft watermarker samples in place of Gumbel noise"
+    import torch
+
+    if not isinstance(speculator.draft_logits, torch.Tensor | None):
+        return f"draft logits: expected a tensor, got {type(speculator.draft_logits).__name__}: a row mapping is not supported"
+    return None
+
+
+def why_other_arithmetic(model: Any, speculator: Any) -> str | None:
+    """What the draft computes otherwise than any kernel, or None."""
+    import torch
+
+    processor, head = model.logits_processor, model.model.markov_head
+    quantisation = type(head.markov_w2.quant_method).__name__
+    if type(processor).__name__ != "LogitsProcessor" or processor.logits_as_input:
+        return (
+            f"logits processor: expected the engine's LogitsProcessor of hidden states, got {type(processor).__name__}"
+        )
+    if quantisation != "UnquantizedEmbeddingMethod":
+        return f"Markov head: expected an unquantised weight, got {quantisation}"
+    if head.markov_w1.weight.dtype != torch.bfloat16 or head.markov_w2.weight.dtype != torch.bfloat16:
+        dtypes = f"{head.markov_w1.weight.dtype} and {head.markov_w2.weight.dtype}"
+        return f"Markov embedding and head: expected torch.bfloat16, got {dtypes}"
+    if processor.head_dtype not in (None, torch.bfloat16):
+        return f"LM head dtype {processor.head_dtype}: the engine does not round the bias to bf16 with it"
+    if processor.soft_cap is not None and processor.scale != 1.0:
+        return "logits processor: scales after its soft cap, which no spec can say"
+    if hasattr(model, "apply_output_logit_transform") and (processor.soft_cap is not None or processor.scale != 1.0):
+        return "logits are transformed by the logits processor and once more before sampling, which no spec can say"
+    if import_module(f"{PACKAGE}.envs").VLLM_BATCH_INVARIANT:
+        return "batch-invariant mode: the kernels' sums differ from row count to row count"
+    return None
+
+
+def facts_of(model: Any, speculator: Any) -> DraftFacts:
+    """What kernels depend on, read from a draft that `why_not` has no objection to."""
+    head, processor = model.model.markov_head, model.logits_processor
+    vocabulary, rank_dim = head.markov_w1.weight.shape
+    draft_vocabulary = processor.org_vocab_size
+    d2t = getattr(model, "draft_id_to_target_id", None)
+    # A map of zero offsets over the whole vocabulary maps nothing.
+    mapped = d2t is not None and (draft_vocabulary != vocabulary or bool(d2t.any()))
+    return DraftFacts(
+        vocabulary=vocabulary,
+        draft_vocabulary=draft_vocabulary,
+        d2t=mapped,
+        rank_dim=rank_dim,
+        num_steps=speculator.num_speculative_steps,
+        transform=transform_of(model),
+        noise_scheme="murmur3_64" if speculator.use_fp64_gumbel else "murmur3_32",
+        base_dtype=dtype_name(base_dtype_of(model, speculator)),
+        cache_dtype=None if speculator.draft_logits is None else dtype_name(speculator.draft_logits.dtype),
+    )
+
+
+def transform_of(model: Any) -> Transform:
+    """What happens to logits between LM head and sampling, in the spec's words."""
+    processor = model.logits_processor
+    if hasattr(model, "apply_output_logit_transform"):
+        placement, multiplier, cap = "sum", model.output_multiplier, model.output_soft_cap_temp
+    else:
+        # One processor serves LM head and Markov head: base logits arrive transformed, the bias is left to do.
+        placement, multiplier, cap = "both", processor.scale, processor.soft_cap
+    if multiplier == 1.0 and cap is None:
+        return Transform()
+    return Transform(placement, multiplier, cap, base_capped=placement == "both")
+
+
+def base_dtype_of(model: Any, speculator: Any) -> torch.dtype:
+    """Dtype of the base logits: the LM head's where the engine has set one, else the model's."""
+    return model.logits_processor.head_dtype or speculator.dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The spec's name of a dtype, or torch's for one that no spec has."""
+    return {"torch.bfloat16": "bf16", "torch.float32": "fp32"}.get(str(dtype), str(dtype))
+
+
+def shard_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """This rank's columns of the base logits: what `compute_draft_logits` computes, without its all-gather."""
+    lm_head = model.lm_head
+    if type(model).__name__ == "DSparkDeepseekV4ForCausalLM":
+        hidden = model.model.norm(hidden)
+    elif type(model).__name__ == "MuseSparkDSparkForCausalLM":
+        hidden = hidden.to(lm_head.weight.dtype)
+    return model.logits_processor(lm_head, hidden, skip_gather=True)
+
+
+def accepts_shard(model: Any, sampler: Any, group: Any) -> bool:
+    """Whether every rank's LM head shard is the chain's. Collective."""
+    indices = model.lm_head.shard_indices
+    first, end = indices.padded_org_vocab_start_index, indices.padded_org_vocab_end_index
+    plain = model.lm_head.tp_size == group.world_size and indices.num_added_elements_padded == 0
+    return sampler.accepts_shard((first, end - first) if plain else None)
+
+
+def tensor_parallel_group() -> Any:
+    """vLLM's tensor-parallel group, or None on one rank."""
+    group = import_module(f"{PACKAGE}.distributed.parallel_state").get_tp_group()
+    return group if group.world_size > 1 else None
+
+
+def agreed(reason: str | None, group: Any) -> str | None:
+    """The first rank's reason to decline, the same on every rank, or None where no rank has one. Collective."""
+    if group is None:
+        return reason
+    import torch.distributed
+
+    reasons: list[str | None] = [None] * group.world_size
+    torch.distributed.all_gather_object(reasons, reason, group=group.cpu_group)
+    return next((f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text is not None), None)
+
+
+def describe_paths(sampler: Any, max_reqs: int) -> str:
+    """Which kernels draw which batches, and why."""
+    paths = groupby(range(1, max_reqs + 1), key=lambda rows: sampler.path(rows))
+    texts = []
+    for (name, reason), group in paths:
+        rows = list(group)
+        texts.append(f"{rows[0]} to {rows[-1]} requests: {name}, {reason}")
+    return "; ".join(texts)
+
+
+def _capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
