@@ -133,20 +133,13 @@ def block_for(config: ModuleType, rows: int) -> int:
     return next((block for most, block in config.STEP_BLOCKS if rows <= most), config.STEP_DEFAULT_BLOCK)
 
 
-def pdl_for(config: ModuleType, rows: int, capability: tuple[int, int]) -> bool:
-    """Whether a call of ``rows`` request rows is launched programmatically dependent: few rows, on compute capability 9 or later."""
-    return capability >= (9, 0) and rows <= config.STEP_PDL_MAX_ROWS
-
-
-def variants(
-    config: ModuleType, max_reqs: int, width: int, capability: tuple[int, int]
-) -> Iterator[tuple[int, Variant]]:
+def variants(config: ModuleType, max_reqs: int, width: int) -> Iterator[tuple[int, Variant]]:
     """Every variant that calls of 1 to ``max_reqs`` request rows and ``width`` columns can launch, each with the fewest rows
     that take it."""
     seen = set()
     for rows in range(1, max_reqs + 1):
         for vector in vector_choices(width):
-            variant = Variant(block_for(config, rows), pdl_for(config, rows, capability), vector)
+            variant = Variant(block_for(config, rows), rows <= config.STEP_PDL_MAX_ROWS, vector)
             if variant not in seen:
                 seen.add(variant)
                 yield rows, variant
@@ -240,6 +233,23 @@ class Expectations:
             (tokens, "draft_tokens", draft_tokens),
         ):
             expected.check(name, tensor, self.device)
+
+
+def builds(variant: Variant, expected: Expectations, *, sharded: bool, fills: bool) -> Iterator[Build]:
+    """The builds that calls of one variant launch, for every dtype of base logits.
+
+    Args:
+        sharded: whether ranks share the vocabulary.
+        fills: whether a kernel of its own fills the logits cache.
+    """
+    cache = host.dtype_name(expected.logits_cache.dtypes[0])
+    yield Build("anchor", variant.pdl)
+    for base in expected.base_dtypes:
+        yield Build("step", variant.pdl, variant.vector, variant.block, host.dtype_name(base), cache, sharded)
+    if sharded:
+        yield Build("pick", variant.pdl)
+    for vector in vector_choices(expected.width) if fills else ():
+        yield Build("fill", variant.pdl, vector, cache=cache)
 
 
 def call_arguments(

@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
 from . import host, step_call, step_reasons, vocabulary
 from .chain_call import ArgumentBlock
-from .chain_launcher import device_type
 from .rank_group import Declined, RankGroup
 from .step_call import Build, CallViews, Exchange, Variant
 from .vocab_parallel_head import VocabParallelHead
@@ -52,7 +51,7 @@ class StepLauncher:
         device_group: the ranks' process group of backend nccl, which gathers packets and shards; likewise.
 
     Raises:
-        ValueError: with ``why_not``'s reason, when this sampler cannot be built; the same on every rank.
+        Declined: a ValueError with ``why_not``'s reason, when this sampler cannot be built; the same on every rank.
     """
 
     config: ClassVar[ModuleType]
@@ -82,7 +81,7 @@ class StepLauncher:
         )
         reason = self._ranks.agree(reason)
         if reason is not None:
-            raise ValueError(f"{config.MODEL}: no step sampler: {reason}")
+            raise Declined(f"{config.MODEL}: no step sampler: {reason}")
         self.device, self.max_reqs, self.cache_dtype = embed_weight.device, max_reqs, cache_dtype
         self._device_group = device_group
         sharded = isinstance(head_weight, VocabParallelHead) and head_weight.world > 1
@@ -92,21 +91,22 @@ class StepLauncher:
         else:
             self._head, self.first, self.width = head_weight.detach(), 0, config.DRAFT_VOCAB_SIZE
         self._step = self.load_step()
-        self._capability = host.read_device(self.device).capability
         self._offsets = d2t if config.D2T else None
         self._draft_ids = vocabulary.draft_ids(config, vocabulary.target_ids(config, d2t, self.device))
         self._fills = sharded or config.D2T
         self._pitch = self._step.shard_pitch(self.width)
-        self._buffers = step_call.Buffers(
-            config,
-            self.device,
-            max_reqs=max_reqs,
-            head_rows=self._head.shape[0],
-            world=self.world,
-            shard_pitch=self._pitch if self._fills else 0,
-            cache_dtype=cache_dtype,
-            scratch_words=self._step.scratch_words(max_reqs),
-        )
+        # Tensors made in inference mode could not be written outside it.
+        with torch.inference_mode(False):
+            self._buffers = step_call.Buffers(
+                config,
+                self.device,
+                max_reqs=max_reqs,
+                head_rows=self._head.shape[0],
+                world=self.world,
+                shard_pitch=self._pitch if self._fills else 0,
+                cache_dtype=cache_dtype,
+                scratch_words=self._step.scratch_words(max_reqs),
+            )
         self._expected = step_call.Expectations(
             config, self.device, max_reqs=max_reqs, cache_dtype=cache_dtype, width=self.width
         )
@@ -156,11 +156,9 @@ class StepLauncher:
         config = cls.config
         if embed_weight is None or head_weight is None:
             return f"the Markov {'embedding' if embed_weight is None else 'head'} is missing"
-        if device_type(embed_weight) != "cuda":
-            return f"embed_weight: expected a tensor on a CUDA device, got {host.describe(embed_weight)}"
         return (
             step_reasons.why_not_engine(config, fp64_noise, draft_topk, watermark, adaptive_verification)
-            or step_reasons.why_not_platform(host.read_device(embed_weight.device))
+            or step_reasons.why_not_platform(embed_weight)
             or step_reasons.why_not_weights(config, embed_weight, head_weight)
             or vocabulary.why_not(config, d2t, embed_weight.device)
             or step_reasons.why_not_cache(config, max_reqs, cache_dtype, logits_cache, embed_weight.device)
@@ -173,14 +171,18 @@ class StepLauncher:
         return step_reasons.why_not_groups(head_weight, group, device_group)
 
     @classmethod
-    def create(cls, *args: Any, **options: Any) -> StepLauncher | None:
-        """A warmed-up sampler on every rank, or None on every rank with the reason logged; arguments as at construction."""
+    def create(cls, *weights: Any, **options: Any) -> Self | None:
+        """A warmed-up sampler on every rank, or None on every rank. Arguments as for the class; a collective.
+
+        The reason for None is logged once, by rank 0; a caller that wants it builds the class and catches ValueError.
+        """
         ranks = RankGroup(options.get("group"))
         try:
-            made = ranks.attempt("step sampler", lambda: cls(*args, **options))
+            made = ranks.attempt("building the step sampler", lambda: cls(*weights, **options))
             made.warmup()
-        except (Declined, ValueError) as error:
-            log.warning("%s: no step kernels: %s", cls.config.MODEL, error)
+        except Declined as error:
+            if ranks.rank == 0:
+                log.warning("%s: no step kernels: %s", cls.config.MODEL, error)
             return None
         return made
 
@@ -197,6 +199,18 @@ class StepLauncher:
             return None
         found = self._expected.base_logits_misfit(num_reqs, base_logits)
         return None if found is None else found.message
+
+    def accepts_shard(self, shard: tuple[int, int] | None) -> bool:
+        """Whether base logits can be this rank's columns alone, on every rank. A collective.
+
+        A rank that took its LM head's shard while a peer gathers would leave that peer waiting in the collective.
+
+        Args:
+            shard: first column and number of columns of this rank's LM head; None where it has none.
+        """
+        own = (self.first, self.width)
+        reason = None if shard == own else f"shard: expected {own}, the head's columns, got {shard}"
+        return self._ranks.agree(reason) is None
 
     # --- one call ---
 
@@ -215,7 +229,7 @@ class StepLauncher:
             operands.append(logits_cache)
         return Variant(
             step_call.block_for(self.config, rows),
-            step_call.pdl_for(self.config, rows, self._capability),
+            rows <= self.config.STEP_PDL_MAX_ROWS,
             step_call.vector_ok(self.width, *operands),
         )
 
@@ -342,30 +356,12 @@ class StepLauncher:
             self._blocks[build] = step_call.compile_build(self._step, build)
         return self._blocks[build]
 
-    def _variants(self) -> Iterator[tuple[int, Variant]]:
-        return step_call.variants(self.config, self.max_reqs, self.width, self._capability)
-
-    def _step_builds(self, variant: Variant) -> Iterator[Build]:
-        """The builds of the kernels that run before the cache is filled, for every dtype of base logits."""
-        cache = host.dtype_name(self.cache_dtype)
-        yield Build("anchor", variant.pdl)
-        for base in self._expected.base_dtypes:
-            yield Build(
-                "step", variant.pdl, variant.vector, variant.block, host.dtype_name(base), cache, self.world > 1
-            )
-        if self.world > 1:
-            yield Build("pick", variant.pdl)
-
-    def _fill_builds(self, pdl: bool) -> Iterator[Build]:
-        for vector in step_call.vector_choices(self.width) if self._fills else ():
-            yield Build("fill", pdl, vector, cache=host.dtype_name(self.cache_dtype))
-
-    def compile_all(self) -> None:
+    def compile(self) -> None:
         """Compile every build that calls of 1 to ``max_reqs`` rows can launch, for this cache dtype. Launches nothing."""
         self._warming = True
         try:
-            for _, variant in self._variants():
-                for build in (*self._step_builds(variant), *self._fill_builds(variant.pdl)):
+            for _, variant in step_call.variants(self.config, self.max_reqs, self.width):
+                for build in step_call.builds(variant, self._expected, sharded=self.world > 1, fills=self._fills):
                     self._build(build)
         finally:
             self._warming = False
@@ -379,12 +375,12 @@ class StepLauncher:
         Raises:
             Declined: a rank could not compile; the same on every rank.
         """
-        self._ranks.attempt("compiling the step kernels", self.compile_all)
+        self._ranks.attempt("compiling the step kernels", self.compile)
         for rows in range(1, self.max_reqs + 1):
             # cuBLAS loads a kernel at its first use, and chooses it by the row count.
             views = self.call_views(rows)
             torch.mm(views.embeddings[0], self._head.t(), out=views.bias)
-        for rows, variant in self._variants():
+        for rows, variant in step_call.variants(self.config, self.max_reqs, self.width):
             for base_dtype in self._expected.base_dtypes:
                 call = step_call.padding_call(self._expected, rows, base_dtype, aligned=variant.vector)
                 self.sample(*call, query_per_row=1)

@@ -17,8 +17,11 @@ FP64_NOISE = "murmur3_64"  # the noise scheme that is drawn and compared in fp64
 LEAST_CAPABILITY = (9, 0)
 
 
-def why_not_platform(facts: host.DeviceFacts) -> str | None:
-    """Why the kernels cannot be built for this GPU here, or None."""
+def why_not_platform(embed_weight: Any) -> str | None:
+    """Why the kernels cannot be built here for the device of the weights, or None."""
+    if not isinstance(embed_weight, torch.Tensor) or embed_weight.device.type != "cuda":
+        return f"embed_weight: expected a tensor on a CUDA device, got {host.describe(embed_weight)}"
+    facts = host.read_device(embed_weight.device)
     if facts.capability < LEAST_CAPABILITY:
         return f"platform: expected compute capability {'.'.join(map(str, LEAST_CAPABILITY))} or later, got {facts}"
     if importlib.util.find_spec("cutlass") is None:

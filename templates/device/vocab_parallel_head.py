@@ -42,9 +42,9 @@ class VocabParallelHead:
         self.vocab_size, self.rank, self.world = vocab_size, rank, world
         self.width = vocab_size // world
         self.first = rank * self.width
-        self.storage = torch.zeros(
-            (padded_rows(self.width), weight.shape[1]), dtype=torch.bfloat16, device=weight.device
-        )
+        shape = (padded_rows(self.width), weight.shape[1])
+        with torch.inference_mode(False):  # or a reload outside inference mode could not write it
+            self.storage = torch.zeros(shape, dtype=torch.bfloat16, device=weight.device)
         self.load(weight)
 
     @staticmethod

@@ -1,7 +1,10 @@
 """Samplers of draft tokens for {{ spec.model.title }}.
 
 ChainSampler draws all {{ spec.draft.num_steps }} positions of up to {{ spec.draft.max_rows }} request rows by the noise kernel and one cooperative launch.
-DraftSampler takes it where it fits, and the fused loop (one launch a position, any row count, CPU too) elsewhere.
+# % if "step" in spec.emit.kernels
+StepSampler runs the engine's loop with one kernel behind each position's product, for any row count.
+# % endif
+DraftSampler takes the chain where it fits, else what takes any row count: step kernels, or the fused loop, on a CPU too.
 Shapes: base logits [rows, {{ spec.draft.num_steps }}, {{ spec.vocabulary.draft }}], logits cache [max_reqs, {{ spec.draft.num_steps }}, >= {{ spec.vocabulary.target }}],
 draft tokens [rows, {{ spec.draft.num_steps }}].
 """
@@ -11,13 +14,29 @@ from __future__ import annotations
 from types import ModuleType
 from typing import ClassVar
 
-from .._device import chain_launcher, draft_launcher, host
+from .._device import chain_emulated, chain_launcher, draft_launcher, host, rank_group
 from . import config, noise
 from .fused import FusedLoop
 
-__all__ = ["ChainSampler", "ChainTimeoutError", "DraftSampler"]
+__all__ = [
+    "ChainError",
+    "ChainSampler",
+    "ChainTimeoutError",
+    "Declined",
+    "DraftSampler",
+    "EmulatedChainSampler",
+    "RanksDifferError",
+    # % if "step" in spec.emit.kernels
+    "StepSampler",
+    # % endif
+    "VocabParallelHead",
+]
 
+ChainError = host.ChainError
 ChainTimeoutError = host.ChainTimeoutError
+Declined = rank_group.Declined
+RanksDifferError = host.RanksDifferError
+VocabParallelHead = draft_launcher.VocabParallelHead
 
 
 def _load_chain() -> ModuleType:
@@ -28,16 +47,43 @@ def _load_chain() -> ModuleType:
 
 
 class ChainSampler(chain_launcher.ChainLauncher):
-    """The chain kernel of {{ spec.model.title }} on one GPU; arguments and errors as documented in ChainLauncher."""
+    """The chain kernel of {{ spec.model.title }}, on one GPU or on one a rank; documented in ChainLauncher."""
 
     config: ClassVar[ModuleType] = config
     noise: ClassVar[ModuleType] = noise
     load_chain = staticmethod(_load_chain)
 
 
-class DraftSampler(draft_launcher.DraftLauncher):
-    """Chain or fused loop of {{ spec.model.title }}, whichever a batch fits; documented in DraftLauncher."""
+class EmulatedChainSampler(chain_emulated.EmulatedChainLauncher):
+    """The chain kernel of {{ spec.model.title }} for several ranks on one GPU; documented in EmulatedChainLauncher."""
 
     config: ClassVar[ModuleType] = config
-    chain_sampler: ClassVar[type[chain_launcher.ChainLauncher]] = ChainSampler
+    noise: ClassVar[ModuleType] = noise
+    load_chain = staticmethod(_load_chain)
+
+
+# % if "step" in spec.emit.kernels
+def _load_step() -> ModuleType:
+    """Import the step kernels, and CuTe DSL with them: only once a sampler is built."""
+    from . import step
+
+    return step
+
+
+class StepSampler(draft_launcher.StepLauncher):
+    """The engine's loop with the step kernels of {{ spec.model.title }}, any number of rows; documented in StepLauncher."""
+
+    config: ClassVar[ModuleType] = config
+    load_step = staticmethod(_load_step)
+
+
+# % endif
+class DraftSampler(draft_launcher.DraftLauncher):
+    """The samplers of {{ spec.model.title }} as one: the first that takes a batch draws it; documented in DraftLauncher."""
+
+    config: ClassVar[ModuleType] = config
+    chain_sampler = ChainSampler
+    # % if "step" in spec.emit.kernels
+    step_sampler = StepSampler
+    # % endif
     fused_loop = FusedLoop

@@ -17,7 +17,7 @@ from . import host
 from .chain_share import OFFSETS, Share
 from .host import Expected, Misfit
 
-RANK_STRIDES = ("base_rank_stride", "cache_rank_stride", "token_rank_stride")  # between two emulated ranks
+RANK_STRIDES = ("base_rank_stride", "token_rank_stride")  # between two emulated ranks
 BATCH_SHAPE_BITS = 28  # of the word that ranks compare in a debugging build
 SLOT_BYTES = 8  # of an argument in an ArgumentBlock
 NARROW_FIELD, WIDE_FIELD, STREAM_FIELD = "i4x", "q", "Q"  # int32 with padding, int64, CUstream
@@ -43,7 +43,7 @@ class Expectations:
         *,
         max_rows: int,
         max_reqs: int,
-        cache_dtype: torch.dtype,
+        cache_dtype: torch.dtype | None,
         share: Share,
     ) -> None:
         steps = config.NUM_STEPS
@@ -60,7 +60,9 @@ class Expectations:
         self.temperature = Expected((torch.float32,), (max_reqs,), extendable=(0,), contiguous=True)
         self.seeds = Expected((torch.int64,), (max_reqs,), extendable=(0,), contiguous=True)
         cached = (*ranks, max_reqs, steps, config.VOCAB_SIZE)
-        self.logits_cache = Expected((cache_dtype,), cached, extendable=(at, at + 2))
+        self.logits_cache: Expected | None = None  # greedy drafts fill none
+        if cache_dtype is not None:
+            self.logits_cache = Expected((cache_dtype,), cached, extendable=(at, at + 2))
 
     def is_shard(self, base_logits: torch.Tensor) -> bool:
         """Whether base logits are one rank's shard: with several ranks, those of fewer columns than the vocabulary."""
@@ -116,7 +118,7 @@ class Expectations:
         sample_pos: torch.Tensor,
         temperature: torch.Tensor,
         seeds: torch.Tensor,
-        logits_cache: torch.Tensor,
+        logits_cache: torch.Tensor | None,
         draft_tokens: torch.Tensor,
         query_per_row: int,
     ) -> None:
@@ -129,7 +131,10 @@ class Expectations:
         anchors = Expected((torch.int32,), ((rows - 1) * query_per_row + 1,), (0,), contiguous=True)
         anchors.check("input_ids", input_ids, self.device)
         self.check_state(rows, idx_mapping, sample_pos, temperature, seeds)
-        self.logits_cache.check("logits_cache", logits_cache, self.device)
+        if self.logits_cache is not None:
+            self.logits_cache.check("logits_cache", logits_cache, self.device)
+        elif logits_cache is not None:
+            raise ValueError(f"logits_cache: expected None for greedy drafts, got {host.describe(logits_cache)}")
         self.draft_tokens[rows].check("draft_tokens", draft_tokens, self.device)
 
     def call_arguments(
@@ -139,41 +144,55 @@ class Expectations:
         input_ids: torch.Tensor,
         idx_mapping: torch.Tensor,
         temperature: torch.Tensor,
-        logits_cache: torch.Tensor,
+        logits_cache: torch.Tensor | None,
         draft_tokens: torch.Tensor,
         query_per_row: int,
     ) -> dict[str, int]:
         """The kernel's arguments that a checked call brings, by name: device addresses, strides in elements, flags."""
         share = self.share
         base_row_stride, base_pos_stride, _ = base_logits.stride()
-        cache_req_stride, cache_pos_stride, _ = logits_cache.stride()[-3:]
         first = 0 if self.is_shard(base_logits) else share.first
-        base = base_logits.data_ptr() + first * base_logits.element_size()
-        base_vector, cache_vector = host.vector_ok(base_logits, first), host.vector_ok(logits_cache)
+        base_vector = host.vector_ok(base_logits, first)
+        arguments = dict.fromkeys(RANK_STRIDES, 0)
+        if share.emulated:
+            base_vector &= host.vector_step(share.shard_width, base_logits)
+            arguments["base_rank_stride"] = share.shard_width
+            arguments["token_rank_stride"] = draft_tokens.stride(0)
+        return (
+            arguments
+            | self._cache_arguments(logits_cache)
+            | {
+                "base": base_logits.data_ptr() + first * base_logits.element_size(),
+                "base_row_stride": base_row_stride,
+                "base_pos_stride": base_pos_stride,
+                "base_vector": base_vector,
+                "input_ids": input_ids.data_ptr(),
+                "query_per_row": query_per_row,
+                "idx_mapping": idx_mapping.data_ptr(),
+                "temperature": temperature.data_ptr(),
+                "draft_tokens": draft_tokens.data_ptr(),
+                "token_stride": draft_tokens.stride(-2),
+                "rows": rows,
+            }
+        )
+
+    def _cache_arguments(self, logits_cache: torch.Tensor | None) -> dict[str, int]:
+        if logits_cache is None:
+            return dict.fromkeys(
+                ("cache", "cache_req_stride", "cache_pos_stride", "cache_vector", "cache_rank_stride"), 0
+            )
+        share = self.share
+        cache_req_stride, cache_pos_stride, _ = logits_cache.stride()[-3:]
+        cache_vector = host.vector_ok(logits_cache)
         if share.world > 1:
             # The other ranks' columns start a multiple of the shard width further on.
             cache_vector &= host.vector_step(share.shard_width, logits_cache)
-        strides = dict.fromkeys(RANK_STRIDES, 0)
-        if share.emulated:
-            base_vector &= host.vector_step(share.shard_width, base_logits)
-            values = (share.shard_width, logits_cache.stride(0), draft_tokens.stride(0))
-            strides = dict(zip(RANK_STRIDES, values, strict=True))
-        return strides | {
-            "base": base,
-            "base_row_stride": base_row_stride,
-            "base_pos_stride": base_pos_stride,
-            "base_vector": base_vector,
+        return {
             "cache": logits_cache.data_ptr(),
             "cache_req_stride": cache_req_stride,
             "cache_pos_stride": cache_pos_stride,
             "cache_vector": cache_vector,
-            "input_ids": input_ids.data_ptr(),
-            "query_per_row": query_per_row,
-            "idx_mapping": idx_mapping.data_ptr(),
-            "temperature": temperature.data_ptr(),
-            "draft_tokens": draft_tokens.data_ptr(),
-            "token_stride": draft_tokens.stride(-2),
-            "rows": rows,
+            "cache_rank_stride": logits_cache.stride(0) if share.emulated else 0,
         }
 
     def batch_shape(self, rows: int, base_logits: torch.Tensor, query_per_row: int) -> int:

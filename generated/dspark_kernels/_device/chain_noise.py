@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
@@ -20,7 +20,7 @@ class NoiseBuffer:
         num_steps: positions of a request row.
         pitch: fp32 values from one sample to the next, a multiple of 4.
         columns: the vocabulary columns of each rank that a launch plays; a rank may own none.
-        options: further arguments of ``draw_noise`` that are the same for every call.
+        target_ids: target id of every draft id, int32 [DRAFT_VOCAB_SIZE]; None where they are the same.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class NoiseBuffer:
         num_steps: int,
         pitch: int,
         columns: Sequence[Columns],
-        options: Mapping[str, object],
+        target_ids: torch.Tensor | None,
     ) -> None:
-        self._draw, self._stream = noise.draw_noise, noise.NoiseStream(device)
-        self._num_steps, self._options = num_steps, dict(options)
+        self._draw, self._stream = noise.draw_noise, noise.NoiseStream(device, target_ids)
+        self._num_steps, self._target_ids = num_steps, target_ids
         # [ranks, samples, pitch]; one rank's part is what draw_noise takes.
         self.values = torch.empty((len(columns), samples, pitch), dtype=torch.float32, device=device)
         self._shares = [(part, share) for part, share in zip(self.values, columns, strict=True) if share.width]
@@ -76,13 +76,12 @@ class NoiseBuffer:
         forked = self._forked_rows
         if forked is None:
             for part, share in self._shares:
-                self._draw(part, *state, **self._sizes(rows, share))
+                self._draw(part, *state, **self._sizes(rows, share), target_ids=self._target_ids)
             return
         self.join()
         self._forked_rows = None
         if forked != rows:
             raise RuntimeError(f"sample: expected the {forked} request rows that fork_noise drew for, got {rows}")
 
-    def _sizes(self, rows: int, share: Columns) -> dict[str, object]:
-        sizes = {"num_samples": rows * self._num_steps, "vocab_start": share.first, "width": share.width}
-        return sizes | self._options
+    def _sizes(self, rows: int, share: Columns) -> dict[str, int]:
+        return {"num_samples": rows * self._num_steps, "vocab_start": share.first, "width": share.width}

@@ -74,9 +74,12 @@ class Ranks:
         own = records + Int64(self.rank_words - exchange.CLAIM_WORDS) * 8
         return own - Int64(rank) * self.rank_words * 8 if self.emulated else own
 
-    def width_of(self, c_shard_width: Int32, rank: Int32) -> Int32:
-        """Columns of a rank's shard; 0 where the ranks before it have them all."""
-        return cutlass.max(cutlass.min(c_shard_width, self.vocab_columns - rank * c_shard_width), 0)
+    def shard_of(self, rank: Int32, shard_width: Int32):
+        """A rank's first draft id and number of columns; none where the ranks before it have them all."""
+        if self.world == 1:
+            return Int32(0), shard_width
+        first = rank * shard_width
+        return first, cutlass.max(cutlass.min(shard_width, self.vocab_columns - first), 0)
 
     # ---- addresses, kept in shared memory: [rank] its symmetric buffer; [world + j] this rank's staging at the j-th peer; own staging
 
@@ -259,14 +262,14 @@ class Ranks:
         """
         for j in cutlass.range(self.peers, unroll=1):
             source = self.peer(c, j)
-            width = self.width_of(c.shard_width, source)
+            first_id, width = self.shard_of(source, c.shard_width)
             tiles = (width + TILE_ROWS - 1) // TILE_ROWS
             first = tiles * c.cta // self.line.ctas
             columns = cutlass.min((tiles * (c.cta + 1) // self.line.ctas - first) * TILE_ROWS, width - first * TILE_ROWS)
             staged = self.rank_address(c, 2 * self.world - 1)
             staged += Int64(self.staging_place(source, c.rank)) * self.source_bytes(c) + Int64(first) * self.tile_bytes()
             # From this CTA's own first column, where the row table points to, to the source's
-            shift = source * c.shard_width + first * TILE_ROWS - c.first_token
+            shift = first_id + first * TILE_ROWS - c.first_token
             pieces = (columns * self.cache_bytes + PIECE - 1) // PIECE
             items = pieces * (c.rows * self.num_steps)
             for start in cutlass.range(c.tid, items, self.threads * PIECES_AHEAD, unroll=1):

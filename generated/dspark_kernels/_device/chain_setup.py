@@ -10,11 +10,11 @@ import importlib.util
 import logging
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from . import chain_call, chain_share, host, rank_group
+from . import chain_call, chain_share, host, symmetric_buffer, vocabulary
 from .chain_call import ArgumentBlock, Expectations, Variant
 from .chain_memory import ALONE, PeerMemory
 from .chain_noise import NoiseBuffer
@@ -22,6 +22,8 @@ from .chain_share import Options, Share
 from .rank_group import Declined, RankGroup
 
 NS_PER_MS = 1_000_000
+
+T = TypeVar("T")
 
 log = logging.getLogger("dspark_kernels")
 
@@ -32,78 +34,20 @@ def device_type(tensor: Any) -> str | None:
 
 
 class ChainSetup:
-    """The part of a chain sampler that runs before its first call; ChainLauncher documents the arguments."""
+    """The part of a chain sampler that runs before its first call; ChainLauncher documents its arguments."""
 
     config: ClassVar[ModuleType]
     noise: ClassVar[ModuleType]
     load_chain: ClassVar[Callable[[], ModuleType]]
 
-    def __init__(
-        self,
-        embed_weight: torch.Tensor | None,
-        head_weight: torch.Tensor | None,
-        *,
-        max_reqs: int,
-        cache_dtype: torch.dtype,
-        group: torch.distributed.ProcessGroup | None = None,
-        shard_width: int | None = None,
-        check_ranks: bool = False,
-        device_name: str | None = None,
-        timeout_ms: int = 30_000,
-        pdl: bool = False,
-    ) -> None:
-        ranks = RankGroup(group)
-        options = Options(max_reqs, cache_dtype, check_ranks, device_name, timeout_ms, pdl)
-        reason = self.why_not(embed_weight, head_weight, group=group, shard_width=shard_width, **options._asdict())
-        self._refuse(ranks.agree(reason))
-        assert embed_weight is not None and head_weight is not None  # why_not
-        share = chain_share.share_of(self.config, ranks.size, ranks.rank, shard_width)
-        self._set_up(ranks, share, embed_weight, head_weight, options)
-
     @classmethod
-    def create(cls, *weights: torch.Tensor | None, **options: Any) -> Self | None:
-        """A compiled sampler on every rank, or None on every rank. Arguments as for the class; a collective.
-
-        The reason for None is logged once, by rank 0; a caller that wants it builds the class and catches Declined.
-        """
-        ranks = RankGroup(options.get("group"))
-        try:
-            sampler = cls(*weights, **options)
-            ranks.attempt(f"{cls.config.MODEL}: no chain sampler: compiling the kernels", sampler.compile)
-        except Declined as error:
-            if ranks.rank == 0:
-                log.warning("%s", error)
-            return None
-        return sampler
-
-    @classmethod
-    def why_not(
+    def _why_not_share(
         cls,
         embed_weight: torch.Tensor | None,
         head_weight: torch.Tensor | None,
-        *,
-        group: torch.distributed.ProcessGroup | None = None,
-        shard_width: int | None = None,
-        **options: Any,
-    ) -> str | None:
-        """Why this rank cannot build a chain sampler from these, or None. Depends on shapes, dtypes and the device only.
-
-        Arguments as for the class. No collective: the other ranks may have reasons of their own.
-        """
-        reason = rank_group.why_not_group(group)
-        if reason is not None:
-            return reason
-        ranks = RankGroup(group)
-        if shard_width is not None:
-            reason = rank_group.why_not_width(cls.config.DRAFT_VOCAB_SIZE, ranks.size, shard_width)
-            if reason is not None:
-                return reason
-        share = chain_share.share_of(cls.config, ranks.size, ranks.rank, shard_width)
-        return cls._why_not_share(embed_weight, head_weight, share, Options(**options))
-
-    @classmethod
-    def _why_not_share(
-        cls, embed_weight: torch.Tensor | None, head_weight: torch.Tensor | None, share: Share, options: Options
+        d2t: torch.Tensor | None,
+        share: Share,
+        options: Options,
     ) -> str | None:
         """Why no sampler can be built whose launches cover this share, or None."""
         if embed_weight is None or head_weight is None:
@@ -113,8 +57,12 @@ class ChainSetup:
         reason = options.misfit(cls.config)
         if reason is None:
             reason = chain_share.why_not_fitting(cls.config, embed_weight, head_weight, share)
+        if reason is None:
+            reason = vocabulary.why_not(cls.config, d2t, embed_weight.device)
         if reason is not None:
             return reason
+        if share.world > symmetric_buffer.MOST_RANKS:
+            return f"expected at most {symmetric_buffer.MOST_RANKS} ranks, got {share.world}"
         if importlib.util.find_spec("cutlass") is None:
             return "CuTe DSL is missing: install nvidia-cutlass-dsl"
         return chain_share.why_no_place(cls.config, embed_weight.device, share, options)
@@ -125,6 +73,7 @@ class ChainSetup:
         share: Share,
         embed_weight: torch.Tensor,
         head_weight: torch.Tensor,
+        d2t: torch.Tensor | None,
         options: Options,
     ) -> None:
         """Everything that a sampler needs before its first call."""
@@ -147,10 +96,10 @@ class ChainSetup:
         self._builds = [(slots, dtype) for dtype in self._expected.base_dtypes for slots in self._lines]
         self._variants: dict[tuple[int, torch.dtype], Variant] = {}
         self._refuse(ranks.compare(self._facts()))
-        self._attempt("preparing the sampler", self._allocate)
+        self._attempt(ranks, "preparing the sampler", lambda: self._allocate(d2t))
         if share.world > 1:
             # Before a rank waits for another, and before a graph can be captured.
-            self._attempt("compiling the kernels", self.compile)
+            self._attempt(ranks, "compiling the kernels", self.compile)
             try:
                 self._peers = PeerMemory(
                     ranks,
@@ -159,7 +108,7 @@ class ChainSetup:
                     builds=len(self._builds),
                     row_slots=max(self._lines),
                     num_steps=config.NUM_STEPS,
-                    cache_bytes=self.cache_dtype.itemsize,
+                    cache_bytes=0 if self.cache_dtype is None else self.cache_dtype.itemsize,
                 )
             except Declined as error:
                 self._refuse(str(error))
@@ -174,7 +123,7 @@ class ChainSetup:
             "max_reqs": self.max_reqs,
             "row slots": list(self._lines),
             "base dtypes": list(self.config.BASE_DTYPES),
-            "cache_dtype": host.dtype_name(self.cache_dtype),
+            "cache_dtype": self._cache_name,
             "check_ranks": self.check_ranks,
         }
 
@@ -182,16 +131,23 @@ class ChainSetup:
         if reason is not None:
             raise Declined(f"{self.config.MODEL}: no chain sampler: {reason}")
 
-    def _attempt(self, what: str, action: Callable[[], None]) -> None:
+    @classmethod
+    def _attempt(cls, ranks: RankGroup, what: str, action: Callable[[], T]) -> T:
         """Do what may fail on one rank alone; raises Declined on every rank when it failed on any."""
-        self.ranks.attempt(f"{self.config.MODEL}: no chain sampler: {what}", action)
+        return ranks.attempt(f"{cls.config.MODEL}: no chain sampler: {what}", action)
 
-    def _allocate(self) -> None:
+    @property
+    def _cache_name(self) -> str | None:
+        return None if self.cache_dtype is None else host.dtype_name(self.cache_dtype)
+
+    def _allocate(self, d2t: torch.Tensor | None) -> None:
         """Load the kernel's module, and allocate what no other rank touches."""
         config, share = self.config, self.share
         self._chain = self.load_chain()
         self._report = host.TimeoutReport(pinned=True)
         self._peers: PeerMemory | None = None
+        self._target_ids = vocabulary.target_ids(config, d2t, self.device)
+        self._draft_ids = vocabulary.draft_ids(config, self._target_ids)
         pitch = chain_share.noise_pitch(share.shard_width)
         self._noise = NoiseBuffer(
             self.noise,
@@ -199,12 +155,14 @@ class ChainSetup:
             samples=self.max_rows * config.NUM_STEPS,
             num_steps=config.NUM_STEPS,
             pitch=pitch,
-            columns=share.columns,
-            options={},
+            columns=share.columns if self.cache_dtype is not None else (),  # greedy drafts use none
+            target_ids=self._target_ids,
         )
         self._constant_arguments = ALONE | {
             "head": self.head_weight.data_ptr(),
             "embed": self.embed_weight.data_ptr(),
+            "target_ids": 0 if self._target_ids is None else self._target_ids.data_ptr(),
+            "draft_ids": 0 if self._draft_ids is None else self._draft_ids.data_ptr(),
             "noise": self._noise.values.data_ptr(),
             "noise_pitch": pitch,
             "noise_rank_stride": self._noise.rank_stride if share.emulated else 0,
@@ -212,6 +170,8 @@ class ChainSetup:
             "timeout_ns": self.timeout_ms * NS_PER_MS,
             "rank": share.rank,
             "shard_width": share.shard_width,
+            "vocab_start": 0,
+            "width": config.DRAWN_COLUMNS,
         }
 
     def compile(self) -> None:
@@ -223,9 +183,10 @@ class ChainSetup:
     def _build(self, slots: int, base_dtype: torch.dtype) -> Variant:
         """Compile one variant and allocate its device state."""
         line, share = self._lines[slots], self.share
-        base, cache = host.dtype_name(base_dtype), host.dtype_name(self.cache_dtype)
+        base = host.dtype_name(base_dtype)
+        split = {"world": share.world, "emulated": share.emulated, "check_ranks": self.check_ranks}
         compiled = self._chain.compile_chain(
-            line, base, cache, world=share.world, emulated=share.emulated, check_ranks=self.check_ranks, pdl=self.pdl
+            line, base, self._cache_name, pdl=self.pdl, **(split if share.world > 1 else {})
         )
         shape = chain_share.block_shape(self.config, line, base) if self.pdl else {}
         if self.pdl and chain_call.blocks_per_sm(compiled, **shape) == 0:
@@ -234,7 +195,7 @@ class ChainSetup:
                 f"CTA on an SM, {shape}, but the driver places none; build the sampler without pdl"
             )
         played = len(share.columns)
-        words = played * self._chain.records_words(line, share.world)
+        words = played * self._chain.records_words(line, *([share.world] if share.world > 1 else []))
         made = Variant(
             ArgumentBlock(compiled, self._chain.ARGUMENTS, self._chain.NARROW),
             line.ctas,

@@ -75,7 +75,7 @@ class Options(NamedTuple):
     """A sampler's arguments beside its weights and its ranks, as ChainLauncher documents them."""
 
     max_reqs: int
-    cache_dtype: torch.dtype
+    cache_dtype: torch.dtype | None
     check_ranks: bool = False
     device_name: str | None = None
     timeout_ms: int = 30_000
@@ -89,8 +89,9 @@ class Options(NamedTuple):
         for name, flag in (("check_ranks", self.check_ranks), ("pdl", self.pdl)):
             if not isinstance(flag, bool):
                 return f"{name}: expected a bool, got {flag!r}"
-        if self.cache_dtype not in [host.DTYPES[name] for name in config.CACHE_DTYPES]:
-            return f"cache_dtype: expected {' or '.join(config.CACHE_DTYPES)}, got {self.cache_dtype}"
+        cached = [host.DTYPES[name] for name in config.CACHE_DTYPES] or [None]
+        if self.cache_dtype not in cached:
+            return f"cache_dtype: expected {' or '.join(config.CACHE_DTYPES) or None}, got {self.cache_dtype}"
         return None
 
 
@@ -128,15 +129,15 @@ def lines_of(
     config: ModuleType, facts: host.DeviceFacts, share: Share, device_name: str | None
 ) -> dict[int, plan_line.PlanLine]:
     """The plan lines that a share's launches take, by row slots, ascending. Ask ``why_no_place`` first."""
-    width, columns = share.shard_width, config.DRAWN_COLUMNS
+    planned = 1 if share.emulated else share.world
+    lines = host.plan_lines(config.PLANS, config.DEVICES, facts, planned, device_name)
+    shape = (share.shard_width, config.DRAWN_COLUMNS, config.RANK_DIM, config.NUM_STEPS)
     if share.emulated:
-        # The tiles of one GPU's plan, which its CTAs then hold for the ranks in turn.
-        lines = host.plan_lines(config.PLANS, config.DEVICES, facts, 1, device_name)
-        return {slots: plan_line.emulated(line, share.world, width, columns) for slots, line in lines.items()}
-    lines = host.plan_lines(config.PLANS, config.DEVICES, facts, share.world, device_name)
-    if share.world == 1:
-        return lines
-    return {slots: plan_line.for_shard(line, width, columns) for slots, line in lines.items()}
+        # Each rank has its part of the SMs, and about as many tiles on each of them as one rank alone.
+        return {slots: plan_line.emulated(line, share.world, *shape) for slots, line in lines.items()}
+    if share.world > 1:
+        return {slots: plan_line.for_shard(line, *shape) for slots, line in lines.items()}
+    return lines
 
 
 def why_no_place(config: ModuleType, device: torch.device, share: Share, options: Options) -> str | None:
@@ -149,20 +150,24 @@ def why_no_place(config: ModuleType, device: torch.device, share: Share, options
     reason = host.why_no_plan(config.PLANS, config.DEVICES, facts, 1 if share.emulated else share.world, device_name)
     if reason is not None:
         return reason
-    if share.emulated and share.world > facts.sms:
-        return f"world: expected at most {facts.sms} emulated ranks, one per SM, got {share.world}"
-    lines = lines_of(config, facts, share, device_name)
     sm = host.read_sm(device) if options.pdl else None
-    for line in lines.values():
+    for line in lines_of(config, facts, share, device_name).values():
         for base in config.BASE_DTYPES:
-            if share.world > 1:
-                reason = plan_line.why_not_shard(line, share.shard_width, config.DTYPE_BYTES[base])
-                if reason is not None:
-                    return f"shard_width: the plan for {line.row_slots} row slots: {reason}"
-            if sm is not None:
-                reason = host.why_not_resident(facts, sm, ctas=line.ctas, **block_shape(config, line, base))
-                if reason is not None:
-                    return f"pdl: the plan for {line.row_slots} row slots: {reason}"
+            shape = block_shape(config, line, base)
+            if shape["shared"] > facts.smem_per_block:
+                return (
+                    f"the plan for {line.row_slots} row slots and shards of {share.shard_width} columns: expected a CTA to "
+                    f"take at most {facts.smem_per_block} bytes of shared memory, got {shape['shared']}"
+                )
+            most = plan_line.most_items(line, config.DTYPE_BYTES[base])
+            if most > plan_line.MOST_ITEMS:
+                return (
+                    f"the plan for {line.row_slots} row slots and shards of {share.shard_width} columns: expected at most "
+                    f"{plan_line.MOST_ITEMS} tiles a warp, got {most}"
+                )
+            reason = None if sm is None else host.why_not_resident(facts, sm, ctas=line.ctas, **shape)
+            if reason is not None:
+                return f"pdl: the plan for {line.row_slots} row slots: {reason}"
     return None
 
 

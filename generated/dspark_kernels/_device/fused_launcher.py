@@ -19,7 +19,9 @@ ROW_TILE = 16  # request rows of a program: columns of a tensor-core tile
 VECTOR_BYTES = 16  # alignment of weight rows
 WIDEST_RANK_TILE = 128
 LARGEST_STRIDE = 2**31 - 1  # query_per_row and token_stride are 32-bit in the kernel
-RUNTIME_ARGUMENTS = range(22)  # places of a kernel's arguments; its compile-time constants, behind them, are not affected
+RUNTIME_ARGUMENTS = range(
+    22
+)  # places of a kernel's arguments; its compile-time constants, behind them, are not affected
 ARGUMENT_TYPES = {
     "head": "*bf16",
     "embed": "*bf16",
@@ -286,10 +288,20 @@ class FusedLauncher:
             for cache in config.CACHE_DTYPES or (None,):
                 types = ARGUMENT_TYPES | {"base": f"*{base}", "cache": f"*{cache}", "orders": orders}
                 signature = {name: types.get(name, "constexpr") for name in cls.kernel.arg_names}
-                builds[f"{base}/{cache}" if cache else base] = (cls.kernel, signature, constants, {"num_warps": NUM_WARPS})
+                builds[f"{base}/{cache}" if cache else base] = (
+                    cls.kernel,
+                    signature,
+                    constants,
+                    {"num_warps": NUM_WARPS},
+                )
         for cache in config.CACHE_DTYPES if config.D2T else ():
             shape = {"NUM_STEPS": config.NUM_STEPS, "VOCAB_SIZE": config.VOCAB_SIZE, "BLOCK": MASK_BLOCK}
-            signature = {"cache": f"*{cache}", "cache_req_stride": "i64", "cache_step_stride": "i64", "idx_mapping": "*i64"}
+            signature = {
+                "cache": f"*{cache}",
+                "cache_req_stride": "i64",
+                "cache_step_stride": "i64",
+                "idx_mapping": "*i64",
+            }
             signature |= dict.fromkeys(shape, "constexpr")
             builds[f"mask/{cache}"] = (mask_rows, signature, shape, {"num_warps": NUM_WARPS})
         return builds

@@ -23,7 +23,15 @@ def previous_token(step, input_ids, query_per_row, draft_tokens, token_stride, r
 
 @triton.jit
 def bias_tile(
-    head, embed, column, prev, in_vocab, live, RANK_DIM: tl.constexpr, RANK_TILE: tl.constexpr, TENSOR_CORES: tl.constexpr
+    head,
+    embed,
+    column,
+    prev,
+    in_vocab,
+    live,
+    RANK_DIM: tl.constexpr,
+    RANK_TILE: tl.constexpr,
+    TENSOR_CORES: tl.constexpr,
 ):
     """sum over k of head[column, k] * embed[prev, k] in fp32, not rounded: [columns, rows].
 

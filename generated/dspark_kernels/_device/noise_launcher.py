@@ -73,7 +73,9 @@ class NoiseLauncher:
         host.check_int("vocab_start", vocab_start, 0)
         host.check_int("width", width, 1)
         columns = triton.cdiv(width, VECTOR) * VECTOR
-        wanted = host.Expected((torch.float32,), (num_samples, columns), (0, 1), contiguous=True, alignment=VECTOR_BYTES)
+        wanted = host.Expected(
+            (torch.float32,), (num_samples, columns), (0, 1), contiguous=True, alignment=VECTOR_BYTES
+        )
         wanted.check("out", out, out.device)
         if out.stride(0) % VECTOR:
             raise ValueError(f"out: expected rows of a multiple of {VECTOR} columns, got {out.stride(0)}")

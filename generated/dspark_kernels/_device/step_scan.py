@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
-from . import keys, ptx, score_ops, step_math, step_memory
+from . import keys, ptx, score_ops, step_math, step_memory, step_tail
 
 LANES = 32
 ENTRIES = 8  # columns that a thread takes at a time
@@ -30,7 +30,7 @@ WORD_BITS = 32.0  # log2 of the number of random words
 MARGIN, RELATIVE_MARGIN = 2.0**-10, 2.0**-18
 STEEPEST = 2.0**100  # log2(e) / T from here on: products overflow where quotients do not, so every column is scored
 MINUS_INFINITY = -float("inf")
-ALL_ONES = 0xFFFFFFFF
+NAN = 0x7FFFFFFF
 
 
 class Scan:
@@ -60,13 +60,13 @@ class Scan:
     def there(self, c, turn: Int32) -> list[Boolean]:
         """Which of the thread's columns exist. Vectors are whole: the width is a multiple of them."""
         if self.vector:
-            return [self.column(c, turn, 0) < c.width] * ENTRIES
-        return [self.column(c, turn, e) < c.width for e in range(ENTRIES)]
+            return [self.column(c, turn, 0) < c.end] * ENTRIES
+        return [self.column(c, turn, e) < c.end for e in range(ENTRIES)]
 
     def turns(self, c, most: int) -> Int32:
         """Turns in which the thread's warp has a column."""
         warp_first = c.first_column + c.warp * (LANES * ENTRIES if self.vector else LANES)
-        left = cutlass.max(c.width - warp_first, 0)
+        left = cutlass.max(c.end - warp_first, 0)
         return cutlass.min((left + (self.threads * ENTRIES - 1)) // (self.threads * ENTRIES), most)
 
     def fetch(self, c, turn: Int32) -> None:
@@ -98,9 +98,8 @@ class Scan:
 
     # ---- logits
 
-    def logits(self, c):
-        """The staged columns' logits, as fp32 in the cache's precision, and as the cache's words."""
-        words = [c.staged[i] for i in range(self.base_words + PAIRS)]
+    def logits(self, words: list[Uint32]):
+        """Logits of packed base logits and biases, as fp32 in the cache's precision, and as the cache's words."""
         base, bias = words[: self.base_words], words[self.base_words :]
         if self.transform in ("base", "both"):
             bases, biases = self._floats(base, self.base_bytes), self._floats(bias, BF16_BYTES)
@@ -162,11 +161,6 @@ class Scan:
 
     # ---- candidates
 
-    def score_of(self, rank: Uint32) -> Float32:
-        """The score of a rank (keys.ordered); NaN for rank 0, which no score has: there is no floor then."""
-        negative = Uint32(Int32(rank) >> 31) ^ Uint32(ALL_ONES)
-        return ptx.float_of(rank ^ (negative | Uint32(keys.SIGN)))
-
     @cute.jit
     def lower_floor(self, c, score: Float32) -> Float32:
         """The floor in units of bound that stands for an exact score."""
@@ -179,8 +173,11 @@ class Scan:
 
     @cute.jit
     def scan_turn(self, c, turn: Int32):
-        """One turn: logits of the staged columns into the cache; whichever may beat the best known score is scored."""
-        logits, words = self.logits(c)
+        """One turn: logits of the staged columns into the cache; whichever may beat the best known score is scored. The next
+        turn's loads start first, so that they are under way meanwhile."""
+        staged = [c.staged[i] for i in range(self.base_words + PAIRS)]
+        self.fetch(c, turn + 1)
+        logits, words = self.logits(staged)
         there = self.there(c, turn)
         candidates, logits, words = self.limited(c, turn, there, logits, words)
         self.store(c, turn, there, words)
@@ -231,10 +228,10 @@ class Scan:
                     noise = step_math.gumbel(step_math.hash_token(c.prefix, token))
                     score = ptx.add_rn(ptx.div_full(logit, c.temperature), noise)
                 rank = ptx.select(found, keys.ordered(score), Uint32(0))
-                low = ptx.select(found, Uint32(token) ^ Uint32(ALL_ONES), Uint32(0))
+                low = ptx.select(found, Uint32(token) ^ Uint32(step_tail.ALL_ONES), Uint32(0))
                 c.best[0], c.best[1] = keys.larger(rank, low, c.best[0], c.best[1])
                 best = ptx.warp_max_u32(c.best[0])
-                known = self.lower_floor(c, self.score_of(best))
+                known = self.lower_floor(c, step_tail.score_of(best))
                 c.floor[0] = ptx.select(known < c.floor[0], c.floor[0], known)
 
 

@@ -30,7 +30,9 @@ def why_not(config: ModuleType, d2t: Any, device: torch.device) -> str | None:
     ids = d2t + torch.arange(draft, device=device)
     if not config.D2T:
         moved = int((d2t != 0).sum())
-        return f"d2t: expected None or zeros, as draft and target ids are the same, got {moved} others" if moved else None
+        return (
+            f"d2t: expected None or zeros, as draft and target ids are the same, got {moved} others" if moved else None
+        )
     low, high, distinct = (int(x) for x in (ids.min(), ids.max(), torch.unique(ids).numel()))
     if low < 0 or high >= target:
         return f"d2t: expected target ids in [0, {target}), got {low} to {high}"

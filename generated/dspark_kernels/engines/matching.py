@@ -63,7 +63,7 @@ def _configs() -> Iterator[tuple[str, ModuleType]]:
 
 
 def differences(config: ModuleType, facts: DraftFacts) -> list[str]:
-    """In what a generated model's constants differ from a draft, in the spec's words; empty when it serves the draft."""
+    """In what a generated model's constants differ from a draft, in the spec's words; empty when it serves it."""
     wanted = {
         "vocabulary.target": (config.VOCAB_SIZE, facts.vocabulary),
         "vocabulary.draft": (config.DRAFT_VOCAB_SIZE, facts.draft_vocabulary),
@@ -106,7 +106,8 @@ def fp32(value: float) -> float:
 
 def _show(value: Any) -> str:
     if isinstance(value, Transform):
-        return f"{value.placement!r} (multiplier {value.multiplier}, cap {value.soft_cap}, base capped {value.base_capped})"
+        numbers = f"multiplier {value.multiplier}, cap {value.soft_cap}, base capped {value.base_capped}"
+        return f"{value.placement!r} ({numbers})"
     return repr(value)
 
 

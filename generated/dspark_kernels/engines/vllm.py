@@ -1,11 +1,12 @@
 """vLLM: draws DSpark drafts with the generated kernels, by installing the package.
 
-vLLM's DSpark speculator asks its draft model for `sample_sequential(speculator, num_reqs, head_hidden)` before it runs its own
-loop; False means that nothing was done. `register`, an entry point of vLLM's general plugins, gives the draft model classes that
-method once their modules are imported. The first call, in the engine's profiling run and so before any graph capture, decides once
-whether a generated model serves the draft, on all tensor-parallel ranks alike, and builds and warms its sampler.
+vLLM's DSpark speculator asks its draft model for `sample_sequential(speculator, num_reqs, head_hidden)` before it runs
+its own loop; False means that nothing was done. `register`, an entry point of vLLM's general plugins, gives the draft
+model classes that method once their modules are imported. The first call, in the engine's profiling run and so before
+any graph capture, decides once whether a generated model serves the draft, on all tensor-parallel ranks alike, and
+builds and warms its sampler.
 
-It stands aside, with the reason in the log, wherever the loop does more than sample or is not the loop of vllm_contract.py.
+It stands aside, with the reason in the log, wherever the loop does more than sample or is not that of vllm_contract.py.
 DSPARK_KERNELS_DISABLE=1 turns it off.
 """
 
@@ -39,7 +40,7 @@ log = logging.getLogger("vllm.dspark_kernels")
 
 
 def register() -> None:
-    """Entry point of vLLM's general plugins. May be called any number of times, in every process; imports no engine code."""
+    """Entry point of vLLM's general plugins. May be called at any time in every process; imports no engine code."""
     if os.environ.get(DISABLE, "") not in ("", "0"):
         log.info("DSpark drafts keep the engine's loop: %s is set", DISABLE)
         return
@@ -56,7 +57,7 @@ def register() -> None:
 
 
 class DraftFinder:
-    """An import finder that gives draft model classes the method when their modules are imported, and finds nothing itself.
+    """An import finder that gives draft model classes the method when their modules are imported. Finds nothing itself.
 
     Importing the modules here instead would import the engine, and CUDA with it, in processes that never draft.
     """
@@ -121,9 +122,9 @@ _serving: WeakKeyDictionary[Any, Serving | Declined] = WeakKeyDictionary()
 
 
 def serve(model: Any, speculator: Any) -> Serving | Declined:
-    """Decide whether generated kernels draw a draft, on all tensor-parallel ranks alike, and make them ready. Logs what was decided.
+    """Decide whether generated kernels draw a draft, on all tensor-parallel ranks alike, and make them ready.
 
-    Collective: every rank of the tensor-parallel group calls it.
+    Logs what was decided. Collective: every rank of the tensor-parallel group calls it.
     """
     group = tensor_parallel_group()
     name, sampler, reason = None, None, why_not(model, speculator)
@@ -187,7 +188,7 @@ class Serving:
         self._told: set[str] = set()
 
     def draw(self, speculator: Any, num_reqs: int, head_hidden: torch.Tensor) -> bool:
-        """Draw one step. False, having done nothing that the loop would not repeat, where the LM head gives another dtype."""
+        """Draw one step. False, having changed nothing, where the LM head gives another dtype than was expected."""
         model, steps = speculator.model, speculator.num_speculative_steps
         samples = num_reqs * steps
         idx_mapping, sample_pos = speculator.sample_idx_mapping[:samples], speculator.sample_pos[:samples]
@@ -201,7 +202,7 @@ class Serving:
             base = model.compute_draft_logits(hidden)
         base = base.view(num_reqs, steps, base.shape[-1])
         if base.dtype != self.base_dtype:
-            self.sampler.discard_noise()
+            self.sampler.join_noise()
             self._tell(f"expected {self.base_dtype} base logits, got {base.dtype}")
             return False
         self.sampler.sample(
@@ -221,7 +222,7 @@ class Serving:
 
 
 def why_not(model: Any, speculator: Any) -> str | None:
-    """Why the engine's loop must draw a draft, whichever kernels there are, or None. Reads values of small tensors once."""
+    """Why the engine's loop must draw a draft, whichever kernels there are, or None."""
     return (
         why_contract_differs(model)
         or why_attribute_missing(model, speculator)
@@ -278,7 +279,8 @@ def why_more_than_sampling(speculator: Any) -> str | None:
     import torch
 
     if not isinstance(speculator.draft_logits, torch.Tensor | None):
-        return f"draft logits: expected a tensor, got {type(speculator.draft_logits).__name__}: a row mapping is not supported"
+        given = type(speculator.draft_logits).__name__
+        return f"draft logits: expected a tensor, got {given}: a row mapping is not supported"
     return None
 
 

@@ -1,8 +1,9 @@
 """What the vLLM hook relies on: the engine's functions that the kernels stand in for, and the attributes that it reads.
 
-A kernel computes what the engine's loop computes, so the hook serves only an engine whose loop is the one it was written
-against. Each function's digest is of its syntax, without comments, docstrings and formatting: another release with the same
-functions is served, one with another loop, noise or rounding is declined, by the name of the function that differs.
+A kernel computes what the engine's loop computes, so the hook serves only an engine whose loop is the one it was
+written against. Each function's digest is of its syntax, without comments, docstrings and formatting: another release
+with the same functions is served, one with another loop, noise or rounding is declined, by the name of the function
+that differs.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def module_name(path: str) -> str:
 
 
 def why_loop_differs(package: Path) -> str | None:
-    """Why the loop of an installed vLLM is not the one that the hook stands in for, or None. Reads files, imports nothing.
+    """Why the loop of an installed vLLM is not the one that the hook stands in for, or None. Imports nothing.
 
     Args:
         package: folder of the vllm package.
