@@ -1,0 +1,84 @@
+"""Cache rows from the ranks' flat shards: draft column d lies in shard d // width at d % width.
+
+With a reduced vocabulary the row is by target id: a column takes its draft id's logit, or -inf where no draft id maps to it.
+"""
+
+from cutlass import Boolean, Int32, Int64, Uint32
+
+from . import ptx, step_memory
+
+THREADS = 256
+ENTRIES = 8  # columns that a thread copies at a time
+TURNS = 4  # times that, all loaded before the first is stored
+BLOCK = THREADS * ENTRIES * TURNS  # columns of a block
+BF16_BYTES, FP32_BYTES, INVERSE_BYTES = 2, 4, 4
+MINUS_INFINITY = {2: 0xFF80, 4: 0xFF800000}  # by bytes of an entry
+
+
+class Fill:
+    """The copy that each block of the kernel makes. `vector`: 16 bytes at a time."""
+
+    def __init__(self, config, cache_dtype: str, vector: bool, pdl: bool) -> None:
+        self.cache_bytes = config.DTYPE_BYTES[cache_dtype]
+        self.vocab_size, self.maps_ids, self.pdl = config.VOCAB_SIZE, config.D2T, pdl
+        self.vector = vector and not self.maps_ids  # a map scatters its entries
+        self.parts = -(-self.vocab_size // BLOCK)
+
+    def fill(
+        self, tid: Int32, part: Int32, source: Int64, rank_stride: Int64, target: Int64, inverse: Int64, width: Int32
+    ):
+        """One block's columns of one row at one position. `source`: of rank 0; `target`: of column 0."""
+        for turn in range(1 if self.vector else TURNS):
+            if self.vector:
+                self.fill_vectors(tid, part, source, rank_stride, target, width)
+            else:
+                self.fill_entries(tid, part * TURNS + turn, source, rank_stride, target, inverse, width)
+
+    def place(self, source: Int64, rank_stride: Int64, draft: Int32, width: Int32) -> Int64:
+        """Address of a draft column in the shards."""
+        return source + (Int64(draft // width) * rank_stride + Int64(draft % width)) * self.cache_bytes
+
+    def fill_vectors(self, tid: Int32, part: Int32, source: Int64, rank_stride: Int64, target: Int64, width: Int32):
+        """All turns of a block, ENTRIES neighbours a thread, which lie in one shard: its width is a multiple."""
+        columns = [part * BLOCK + (turn * THREADS + tid) * ENTRIES for turn in range(TURNS)]
+        vectors = range(0, ENTRIES * self.cache_bytes, step_memory.VECTOR_BYTES)
+        loaded = []
+        for column in columns:
+            address = self.place(source, rank_stride, column, width)
+            loaded.append([step_memory.load_vector_if(column < self.vocab_size, address + i) for i in vectors])
+        for column, words in zip(columns, loaded, strict=True):
+            whole = column + ENTRIES <= self.vocab_size
+            address = target + Int64(column) * self.cache_bytes
+            for i, vector in zip(vectors, words, strict=True):
+                step_memory.store_vector_if(whole, address + i, vector)
+            if self.vocab_size % ENTRIES:
+                flat = [word for vector in words for word in vector]
+                for e in range(self.vocab_size % ENTRIES):
+                    partial = (column < self.vocab_size) & (column + ENTRIES > self.vocab_size)
+                    word = flat[e] if self.cache_bytes == FP32_BYTES else flat[e // 2] >> Uint32(16 * (e % 2))
+                    self.store_entry(partial, address + e * self.cache_bytes, word)
+
+    def fill_entries(
+        self, tid: Int32, turn: Int32, source: Int64, rank_stride: Int64, target: Int64, inverse: Int64, width: Int32
+    ):
+        """One turn of a block, neighbours by thread."""
+        columns = [(turn * ENTRIES + e) * THREADS + tid for e in range(ENTRIES)]
+        there = [column < self.vocab_size for column in columns]
+        drafts, mapped = columns, there
+        if self.maps_ids:
+            addresses = [inverse + Int64(column) * INVERSE_BYTES for column in columns]
+            found = [Int32(step_memory.load_b32_if(t, a)) for t, a in zip(there, addresses, strict=True)]
+            mapped = [t & (draft >= 0) for t, draft in zip(there, found, strict=True)]
+            drafts = [ptx.select(m, draft, Int32(0)) for m, draft in zip(mapped, found, strict=True)]
+        load = step_memory.load_u16_if if self.cache_bytes == BF16_BYTES else step_memory.load_b32_if
+        words = [load(m, self.place(source, rank_stride, d, width)) for m, d in zip(mapped, drafts, strict=True)]
+        for column, t, m, word in zip(columns, there, mapped, words, strict=True):
+            value = ptx.select(m, word, Uint32(MINUS_INFINITY[self.cache_bytes]))
+            self.store_entry(t, target + Int64(column) * self.cache_bytes, value)
+
+    def store_entry(self, mine: Boolean, address: Int64, word: Uint32) -> None:
+        """One cache entry, from the low half of a word where it is bf16."""
+        if self.cache_bytes == FP32_BYTES:
+            ptx.stg_words_if(mine, address, [word])
+        else:
+            ptx.stg_u16_if(mine, address, word)

@@ -1,0 +1,250 @@
+"""What a thread of the step kernel does with its vocabulary columns: logits, cache, and the best candidate.
+
+Exact noise costs about a hundred instructions a column, and one column in thousands wins. So a column is screened first. With x its
+32 random bits and u their uniform, -log(1 - u) >= u >= x / 2^32, hence noise = -log(-log(1 - u)) <= -log(x / 2^32), and
+
+    score log2(e) <= bound + 32,    bound = logit (log2(e) / T) - log2(x)
+
+within rounding. Only where the bound reaches the best exact score known so far, of this thread's warp or of any block of the row that
+has finished, is the exact score computed. Whatever floor a thread happens to see, no column that could win or tie is left out,
+so the winner does not depend on it. A greedy row has bound = logit = score.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
+
+from . import keys, ptx, score_ops, step_math, step_memory, step_tail
+
+LANES = 32
+ENTRIES = 8  # columns that a thread takes at a time
+BF16_BYTES, FP32_BYTES = 2, 4
+D2T_BYTES = 8  # int64
+PAIRS = ENTRIES // 2
+NO_ENTRY = -1
+
+LOG2_E = 1.4426950408889634
+WORD_BITS = 32.0  # log2 of the number of random words
+# Margin of the comparison, in units of bound: what rounding can add to a score or take from a bound. Relative to the floor: division
+# 2^-22, log2(e) / T 2^-21, products and sums 2^-23 each; absolute: log2 2^-17, noise 2^-19 and its series 2^-18.
+MARGIN, RELATIVE_MARGIN = 2.0**-10, 2.0**-18
+STEEPEST = 2.0**100  # log2(e) / T from here on: products overflow where quotients do not, so every column is scored
+MINUS_INFINITY = -float("inf")
+NAN = 0x7FFFFFFF
+
+
+class Scan:
+    """The part of a step kernel that a thread does alone or with its warp. Methods take the kernel's context `c`."""
+
+    def __init__(self, config, base_dtype: str, cache_dtype: str, vector: bool, threads: int) -> None:
+        self.base_bytes, self.cache_bytes = config.DTYPE_BYTES[base_dtype], config.DTYPE_BYTES[cache_dtype]
+        self.vector, self.threads = vector, threads
+        self.transform = config.TRANSFORM
+        self.multiplier, self.soft_cap, self.inverse_soft_cap = (
+            config.MULTIPLIER,
+            config.SOFT_CAP,
+            config.INVERSE_SOFT_CAP,
+        )
+        self.base_capped = config.BASE_CAPPED
+        self.maps_ids, self.vocab_size, self.sampling_limit = config.D2T, config.VOCAB_SIZE, config.SAMPLING_LIMIT
+        self.base_words = ENTRIES * self.base_bytes // FP32_BYTES
+
+    # ---- columns and their inputs
+
+    def column(self, c, turn: Int32, e: int) -> Int32:
+        """The thread's e-th column of a turn: neighbours by thread with vectors, by lane without, so that accesses coalesce."""
+        if self.vector:
+            return c.first_column + turn * (self.threads * ENTRIES) + c.tid * ENTRIES + e
+        return c.first_column + turn * (self.threads * ENTRIES) + e * self.threads + c.tid
+
+    def there(self, c, turn: Int32) -> list[Boolean]:
+        """Which of the thread's columns exist. Vectors are whole: the width is a multiple of them."""
+        if self.vector:
+            return [self.column(c, turn, 0) < c.end] * ENTRIES
+        return [self.column(c, turn, e) < c.end for e in range(ENTRIES)]
+
+    def turns(self, c, most: int) -> Int32:
+        """Turns in which the thread's warp has a column."""
+        warp_first = c.first_column + c.warp * (LANES * ENTRIES if self.vector else LANES)
+        left = cutlass.max(c.end - warp_first, 0)
+        return cutlass.min((left + (self.threads * ENTRIES - 1)) // (self.threads * ENTRIES), most)
+
+    def fetch(self, c, turn: Int32) -> None:
+        """Starts loading a turn's base logits and biases into c.staged, packed as vectors pack them."""
+        there = self.there(c, turn)
+        base = self._load(c, c.base, turn, there, self.base_bytes)
+        bias = self._load(c, c.bias, turn, there, BF16_BYTES)
+        for i, word in enumerate([*base, *bias]):
+            c.staged[i] = word
+
+    def _load(self, c, row: Int64, turn: Int32, there: list[Boolean], entry_bytes: int) -> list[Uint32]:
+        if self.vector:
+            address = row + Int64(self.column(c, turn, 0)) * entry_bytes
+            vectors = range(ENTRIES * entry_bytes // step_memory.VECTOR_BYTES)
+            loaded = [step_memory.load_vector_if(there[0], address + i * step_memory.VECTOR_BYTES) for i in vectors]
+            return [word for vector in loaded for word in vector]
+        addresses = [row + Int64(self.column(c, turn, e)) * entry_bytes for e in range(ENTRIES)]
+        if entry_bytes == FP32_BYTES:
+            return [step_memory.load_b32_if(t, a) for t, a in zip(there, addresses, strict=True)]
+        halves = [step_memory.load_u16_if(t, a) for t, a in zip(there, addresses, strict=True)]
+        return [halves[2 * i] | (halves[2 * i + 1] << Uint32(16)) for i in range(PAIRS)]
+
+    def target_id(self, c, column: Int32, there: Boolean) -> Int32:
+        """The token id of a column: d2t holds 64-bit differences, whose lower words are enough."""
+        token = c.vocab_start + column
+        if self.maps_ids:
+            token = token + Int32(step_memory.load_b32_if(there, c.d2t + Int64(column) * D2T_BYTES))
+        return token
+
+    # ---- logits
+
+    def logits(self, words: list[Uint32]):
+        """Logits of packed base logits and biases, as fp32 in the cache's precision, and as the cache's words."""
+        base, bias = words[: self.base_words], words[self.base_words :]
+        if self.transform in ("base", "both"):
+            bases, biases = self._floats(base, self.base_bytes), self._floats(bias, BF16_BYTES)
+            if not self.base_capped:
+                bases = self._transformed(bases, self.base_bytes)
+            if self.transform == "both":
+                biases = self._transformed(biases, BF16_BYTES)
+            sums = rounded([ptx.add_rn(a, b) for a, b in zip(bases, biases, strict=True)], self.base_bytes)
+        elif self.base_bytes == BF16_BYTES:
+            packed = [step_math.add_bf16x2(a, b) for a, b in zip(base, bias, strict=True)]
+            if self.transform == "none" and self.cache_bytes == BF16_BYTES:
+                return unpacked(packed), packed
+            sums = unpacked(packed)
+        else:
+            biases = unpacked(bias)
+            sums = [ptx.add_rn(ptx.float_of(a), b) for a, b in zip(base, biases, strict=True)]
+        if self.transform == "sum":
+            sums = self._transformed(sums, FP32_BYTES)
+        if self.cache_bytes == BF16_BYTES:
+            packed = packed_bf16(sums)
+            return unpacked(packed), packed
+        return sums, [ptx.bits_of(x) for x in sums]
+
+    def _floats(self, words: list[Uint32], entry_bytes: int) -> list[Float32]:
+        return unpacked(words) if entry_bytes == BF16_BYTES else [ptx.float_of(word) for word in words]
+
+    def _transformed(self, x: list[Float32], entry_bytes: int) -> list[Float32]:
+        """Multiplier and soft cap as the engine's tensor operations: each result has the dtype of the tensor it works on."""
+        if self.multiplier != 1.0:
+            x = rounded([score_ops.mul_rn(v, Float32(self.multiplier)) for v in x], entry_bytes)
+        if self.soft_cap is not None:
+            x = rounded([score_ops.mul_rn(v, Float32(self.inverse_soft_cap)) for v in x], entry_bytes)
+            x = rounded([score_ops.tanh(v) for v in x], entry_bytes)
+            x = rounded([score_ops.mul_rn(v, Float32(self.soft_cap)) for v in x], entry_bytes)
+        return x
+
+    def limited(self, c, turn: Int32, there, logits, words):
+        """Ids from the sampling limit on: -inf in the cache, and no candidates. Returns candidates, logits, cache words."""
+        if self.sampling_limit >= self.vocab_size:
+            return there, logits, words
+        drawn = [self.target_id(c, self.column(c, turn, e), there[e]) < self.sampling_limit for e in range(ENTRIES)]
+        logits = [ptx.select(d, x, Float32(MINUS_INFINITY)) for d, x in zip(drawn, logits, strict=True)]
+        words = [ptx.bits_of(x) for x in logits] if self.cache_bytes == FP32_BYTES else packed_bf16(logits)
+        return [a & b for a, b in zip(there, drawn, strict=True)], logits, words
+
+    def store(self, c, turn: Int32, there: list[Boolean], words: list[Uint32]) -> None:
+        """The columns' cache words, if the row's cache is written."""
+        if self.vector:
+            address = c.cache + Int64(self.column(c, turn, 0)) * self.cache_bytes
+            for i in range(0, len(words), 4):
+                step_memory.store_vector_if(there[0] & c.cached, address + FP32_BYTES * i, words[i : i + 4])
+            return
+        for e in range(ENTRIES):
+            address = c.cache + Int64(self.column(c, turn, e)) * self.cache_bytes
+            if self.cache_bytes == FP32_BYTES:
+                ptx.stg_words_if(there[e] & c.cached, address, [words[e]])
+            else:
+                ptx.stg_u16_if(there[e] & c.cached, address, words[e // 2] >> Uint32(16 * (e % 2)))
+
+    # ---- candidates
+
+    @cute.jit
+    def lower_floor(self, c, score: Float32) -> Float32:
+        """The floor in units of bound that stands for an exact score."""
+        floor = score
+        if not c.greedy:
+            scaled = score * Float32(LOG2_E)
+            size = ptx.select(scaled < Float32(0.0), -scaled, scaled)
+            floor = scaled - Float32(WORD_BITS) - (size * Float32(RELATIVE_MARGIN) + Float32(MARGIN))
+        return floor
+
+    @cute.jit
+    def scan_turn(self, c, turn: Int32):
+        """One turn: logits of the staged columns into the cache; whichever may beat the best known score is scored. The next
+        turn's loads start first, so that they are under way meanwhile."""
+        staged = [c.staged[i] for i in range(self.base_words + PAIRS)]
+        self.fetch(c, turn + 1)
+        logits, words = self.logits(staged)
+        there = self.there(c, turn)
+        candidates, logits, words = self.limited(c, turn, there, logits, words)
+        self.store(c, turn, there, words)
+        for e in cutlass.range_constexpr(ENTRIES):
+            c.logits[e] = logits[e]
+            c.bounds[e] = logits[e]
+        if not c.greedy:
+            for e in cutlass.range_constexpr(ENTRIES):
+                token = self.target_id(c, self.column(c, turn, e), candidates[e])
+                bits = step_math.hash_token(c.prefix, token)
+                c.bounds[e] = step_math.fma(c.logits[e], c.slope, -step_math.log2_approx(Float32(bits)))
+        open_entries = Boolean(False)
+        for e in cutlass.range_constexpr(ENTRIES):
+            open_entries = open_entries | (candidates[e] & (not (c.bounds[e] < c.floor[0])))
+        if cute.arch.vote_any_sync(open_entries):
+            done = Uint32(0)
+            for e in cutlass.range_constexpr(ENTRIES):
+                done = done | ptx.select(candidates[e], Uint32(0), Uint32(1 << e))
+            self.score_open(c, turn, done)
+
+    @cute.jit
+    def score_open(self, c, turn: Int32, done: Uint32):
+        """Scores the warp's columns that may win, each lane its most promising one first, until none is left."""
+        more = Boolean(True)
+        while more:
+            pick, top, logit = Int32(NO_ENTRY), Float32(MINUS_INFINITY), Float32(0.0)
+            for e in cutlass.range_constexpr(ENTRIES):
+                bound = c.bounds[e]
+                # Comparisons are negated so that a NaN is open and is taken.
+                is_open = ((done & Uint32(1 << e)) == 0) & (not (bound < c.floor[0]))
+                taken = is_open & ((pick < 0) | (not (bound <= top)))
+                pick = ptx.select(taken, Int32(e), pick)
+                top = ptx.select(taken, bound, top)
+                logit = ptx.select(taken, c.logits[e], logit)
+            more = cute.arch.vote_any_sync(pick >= 0)
+            if more:
+                found = pick >= 0
+                pick = cutlass.max(pick, 0)
+                done = done | ptx.select(found, Uint32(1) << Uint32(pick), Uint32(0))
+                column = c.first_column + turn * (self.threads * ENTRIES)
+                if cutlass.const_expr(self.vector):
+                    column = column + c.tid * ENTRIES + pick
+                else:
+                    column = column + pick * self.threads + c.tid
+                token = self.target_id(c, column, found)
+                score = logit
+                if not c.greedy:
+                    noise = step_math.gumbel(step_math.hash_token(c.prefix, token))
+                    score = ptx.add_rn(ptx.div_full(logit, c.temperature), noise)
+                rank = ptx.select(found, keys.ordered(score), Uint32(0))
+                low = ptx.select(found, Uint32(token) ^ Uint32(step_tail.ALL_ONES), Uint32(0))
+                c.best[0], c.best[1] = keys.larger(rank, low, c.best[0], c.best[1])
+                best = ptx.warp_max_u32(c.best[0])
+                known = self.lower_floor(c, step_tail.score_of(best))
+                c.floor[0] = ptx.select(known < c.floor[0], c.floor[0], known)
+
+
+def unpacked(words: list[Uint32]) -> list[Float32]:
+    """Pairs of bf16 as fp32."""
+    return [x for word in words for x in step_math.unpack_bf16(word)]
+
+
+def packed_bf16(x: list[Float32]) -> list[Uint32]:
+    """fp32 rounded to bf16, two a word."""
+    return [ptx.bf16x2_bits(x[i], x[i + 1]) for i in range(0, len(x), 2)]
+
+
+def rounded(x: list[Float32], entry_bytes: int) -> list[Float32]:
+    """Entries rounded to a dtype of `entry_bytes` an entry, as fp32."""
+    return unpacked(packed_bf16(x)) if entry_bytes == BF16_BYTES else x

@@ -1,0 +1,446 @@
+"""Step kernels of {{ spec.model.title }}: the tail of one draft position in one launch, behind the engine's own product for the bias.
+
+For a position and each request row (tests/harness/oracle.py is the exact contract):
+    logit[v]  = cache_round(transform(base[v] + bias[v]))   the sum rounded to the base logits' dtype
+    cache[v]  = logit[v]                                    not written for padding rows
+    score[v]  = logit[v] / T + noise[v]                     logit[v] alone where T == 0
+    token     = the lowest id whose score is NaN, else the lowest id of the maximum
+
+`anchor_embed` gathers the anchors' Markov embeddings once a call. `step` does the above: a block takes some columns of one row, and the
+block of a row that arrives last writes the draft token and gathers its embedding, or, where ranks share the vocabulary, writes the row's
+packet. `pick` takes the ranks' packets to token and embedding. `cache_fill` takes the ranks' flat shards to the cache.
+
+Cost of a position: one launch (two, and a gathering of 4 words a row, with ranks); base and bias read once, the cache written once.
+"""
+
+from collections import namedtuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
+from cutlass.cute.runtime import make_fake_stream
+
+from .._device import keys, ptx, step_fill, step_math, step_memory, step_scan, step_tail
+from . import config
+from .config import NUM_STEPS, RANK_DIM, VOCAB_SIZE
+
+LANES = 32
+DRAFT_SALT = {{ spec.noise.draft_salt }}  # noise.draft_salt
+BLOCK_SIZES = (1024, 2048, 4096, 8192)  # vocabulary columns of a block; all give the same tokens
+MOST_THREADS = 256  # of a block
+SHARD_ENTRIES = 8  # a position's row of a flat shard is padded to a multiple: 16 bytes of bf16
+KEY_BYTES = 8  # of a warp's best key in shared memory
+
+# What the compiled kernels take, in this order: addresses and sizes as Python ints, strides in elements, then the stream.
+ANCHOR_ARGUMENTS = (
+    "embed",  # address of the Markov embedding, bf16 [VOCAB_SIZE, RANK_DIM]
+    "embeddings",  # out: address, bf16 [rows, RANK_DIM], of position 0
+    "input_ids",  # address, int32; row r's anchor is input_ids[r * query_per_row]
+    "query_per_row",
+    "scratch",  # out: zeroed for `rows` rows
+    "rows",
+)
+STEP_ARGUMENTS = (
+    "base",  # address of the base logits of row 0 at this position and this shard's first column
+    "base_row_stride",
+    "bias",  # address of the bias, bf16 [rows, width]
+    "bias_row_stride",
+    "cache",  # address of the cache of state 0 at this position; of row 0 of a flat shard where `cache_fill` follows
+    "cache_row_stride",  # between two states; between two rows of a flat shard
+    "idx_mapping",  # address, int64 [rows * NUM_STEPS]
+    "sample_pos",  # address, int64 [rows * NUM_STEPS]
+    "temperature",  # address, fp32, by request-state index
+    "seeds",  # address, int64, by request-state index
+    "scratch",  # address of scratch_words(rows) words, zeroed by anchor_embed; left zero
+    "draft_tokens",  # address, int64, of row 0, position 0; not used with ranks
+    "token_stride",
+    "embed",  # address of the Markov embedding; not used with ranks
+    "embeddings",  # out: address, bf16 [rows, RANK_DIM], of the next position; not used with ranks
+    "packets",  # out, with ranks only: address, int32 [rows, PACKET_WORDS]
+    "d2t",  # address, int64, of this shard's first column; only of a reduced vocabulary
+    "rows",
+    "step",
+    "vocab_start",  # draft id of this shard's first column
+    "width",  # columns of this shard
+)
+PICK_ARGUMENTS = (
+    "packets",  # address, int32 [world, rows, PACKET_WORDS]
+    "draft_tokens",
+    "token_stride",
+    "embed",
+    "embeddings",
+    "rows",
+    "step",
+    "world",
+)
+FILL_ARGUMENTS = (
+    "shards",  # address of the flat shards, [world][rows][NUM_STEPS][pitch]
+    "rank_stride",
+    "pitch",
+    "cache",  # address of state 0, position 0, column 0
+    "cache_req_stride",
+    "cache_pos_stride",
+    "idx_mapping",
+    "inverse",  # address, int32 [VOCAB_SIZE]: draft id of a target id, or -1; only of a reduced vocabulary
+    "rows",
+    "world",
+    "width",  # columns of a shard
+)
+NARROW = ("query_per_row", "rows", "step", "vocab_start", "width", "world")  # int32, all others int64
+
+# What the parts of the step kernel share: this thread's place, its row's state and addresses, and small tensors as state.
+CONTEXT = """
+tid lane warp first_column end vocab_start base bias cache cached d2t
+greedy temperature slope prefix floor best staged logits bounds
+"""
+Context = namedtuple("Context", CONTEXT.split())
+
+
+def scratch_words(rows: int) -> int:
+    """64-bit words that the step kernels need for so many request rows, zero before the first launch."""
+    return rows * step_tail.SCRATCH_BYTES // KEY_BYTES
+
+
+def shard_pitch(width: int) -> int:
+    """Entries from one position's row of a flat shard to the next."""
+    return -(-width // SHARD_ENTRIES) * SHARD_ENTRIES
+
+
+class AnchorKernel(step_tail.Tail):
+    """Embeddings of the anchors, and the scratch of their rows zeroed. One warp a row."""
+
+    @cute.kernel
+    def kernel(self, embed: Int64, embeddings: Int64, input_ids: Int64, query_per_row: Int32, scratch: Int64):
+        lane, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+        if lane < step_tail.SCRATCH_BYTES // KEY_BYTES:
+            ptx.stg_s64(scratch + Int64(row) * step_tail.SCRATCH_BYTES + lane * KEY_BYTES, Int64(0))
+        token = Int32(ptx.ldg_b32(input_ids + Int64(row) * Int64(query_per_row) * 4))
+        if (token < 0) | (token >= VOCAB_SIZE):
+            token = Int32(0)
+        self.gather_embedding(lane, embed, token, embeddings, row)
+
+    @cute.jit
+    def __call__(
+        self, embed: Int64, embeddings: Int64, input_ids: Int64, query_per_row: Int32, scratch: Int64, rows: Int32, stream
+    ):
+        self.kernel(embed, embeddings, input_ids, query_per_row, scratch).launch(
+            grid=[rows, 1, 1], block=[LANES, 1, 1], stream=stream, use_pdl=self.pdl
+        )
+
+
+class StepKernel(step_scan.Scan, step_tail.Tail):
+    """One build: columns of a block, the base logits' and the cache's dtype, ranks, 16-byte accesses."""
+
+    def __init__(
+        self, block: int, base_dtype: str, cache_dtype: str, sharded: bool, vector: bool, pdl: bool
+    ) -> None:
+        if block not in BLOCK_SIZES:
+            raise ValueError(f"block: expected one of {', '.join(map(str, BLOCK_SIZES))}, got {block}")
+        self.block, self.sharded = block, sharded
+        self.by_row = sharded or config.D2T  # the cache is a flat shard
+        threads = min(MOST_THREADS, block // step_scan.ENTRIES)
+        self.most_turns = block // (threads * step_scan.ENTRIES)
+        self.shared_bytes = threads // LANES * KEY_BYTES
+        step_scan.Scan.__init__(self, config, base_dtype, cache_dtype, vector, threads)
+        step_tail.Tail.__init__(self, RANK_DIM, pdl)
+
+    @cute.kernel
+    def kernel(
+        self,
+        base: Int64,
+        base_row_stride: Int64,
+        bias: Int64,
+        bias_row_stride: Int64,
+        cache: Int64,
+        cache_row_stride: Int64,
+        idx_mapping: Int64,
+        sample_pos: Int64,
+        temperature: Int64,
+        seeds: Int64,
+        scratch: Int64,
+        draft_tokens: Int64,
+        token_stride: Int64,
+        embed: Int64,
+        embeddings: Int64,
+        packets: Int64,
+        d2t: Int64,
+        step: Int32,
+        vocab_start: Int32,
+        width: Int32,
+    ):
+        tid, _, _ = cute.arch.thread_idx()
+        part, row, _ = cute.arch.block_idx()
+        parts, _, _ = cute.arch.grid_dim()
+        warp, lane = cute.arch.make_warp_uniform(tid // LANES), tid % LANES
+        base_row = base + Int64(row) * base_row_stride * self.base_bytes
+        bias_row = bias + Int64(row) * bias_row_stride * step_scan.BF16_BYTES
+        scratch_row = scratch + Int64(row) * step_tail.SCRATCH_BYTES
+        sample = Int64(row) * NUM_STEPS + Int64(step)
+        staged = cute.make_rmem_tensor(cute.make_layout(self.base_words + step_scan.PAIRS), Uint32)
+
+        # Nothing is read or written before the kernel ahead has ended: bias, scratch and tokens come from it.
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+        # The first turn's loads start ahead of the row's state, which is two loads deep.
+        place = Context(*[None] * len(Context._fields))._replace(
+            tid=tid, warp=warp, first_column=part * self.block, end=cutlass.min(width, (part + 1) * self.block), base=base_row,
+            bias=bias_row, staged=staged
+        )
+        self.fetch(place, Int32(0))
+        state = ptx.ldg_s64(idx_mapping + sample * 8)
+        position = ptx.ldg_s64(sample_pos + sample * 8)
+        known = ptx.ld_relaxed_gpu(scratch_row)
+        heat, seed = Float32(0.0), Int64(0)
+        if state >= 0:  # a padding row is greedy and reads nothing at its index
+            heat = ptx.float_of(ptx.ldg_b32(temperature + state * 4))
+            seed = ptx.ldg_s64(seeds + state * 8)
+        # % if spec.noise.step_mix
+        seed = seed ^ (Int64(step) << 32)
+        # % endif
+        key = position - 1 + DRAFT_SALT
+        seed_bits, key_bits = Uint64(seed), Uint64(key)
+        low_half = Uint64(0xFFFFFFFF)
+        prefix = step_math.hash_prefix(
+            Uint32(seed_bits & low_half), Uint32(seed_bits >> Uint64(32)), Uint32(key_bits & low_half)
+        )
+        slope = ptx.div_full(Float32(step_scan.LOG2_E), heat)
+        if not ((slope < Float32(step_scan.STEEPEST)) & (slope > Float32(-step_scan.STEEPEST))):
+            slope = ptx.float_of(Uint32(step_scan.NAN))
+        cache_row = Int64(row) if cutlass.const_expr(self.by_row) else state
+        c = place._replace(
+            lane=lane, vocab_start=vocab_start, d2t=d2t, cached=state >= 0, greedy=heat == Float32(0.0), temperature=heat,
+            cache=cache + cache_row * cache_row_stride * self.cache_bytes, slope=slope, prefix=prefix,
+            floor=cute.make_rmem_tensor(cute.make_layout(1), Float32),
+            best=cute.make_rmem_tensor(cute.make_layout(2), Uint32),
+            logits=cute.make_rmem_tensor(cute.make_layout(step_scan.ENTRIES), Float32),
+            bounds=cute.make_rmem_tensor(cute.make_layout(step_scan.ENTRIES), Float32),
+        )  # fmt: skip
+        c.best[0], c.best[1] = Uint32(0), Uint32(0)
+        c.floor[0] = self.lower_floor(c, step_tail.score_of(Uint32(known >> Uint64(32))))
+
+        for turn in cutlass.range(self.turns(c, self.most_turns), unroll=1):
+            self.scan_turn(c, turn)
+
+        # The block's best key, and the row's once all its blocks have arrived
+        top, low = keys.warp_largest(c.best[0], c.best[1])
+        shared = Int32(cutlass.memory.SmemAllocator().allocate(self.shared_bytes, KEY_BYTES).toint())
+        if lane == 0:
+            ptx.sts_b64(shared + warp * KEY_BYTES, [top, low])
+        cute.arch.sync_threads()
+        top, low = Uint32(0), Uint32(0)
+        if tid < self.threads // LANES:
+            top, low = ptx.lds_b64(shared + tid * KEY_BYTES)
+        if warp == 0:
+            top, low = keys.warp_largest(top, low)
+            arrived = Uint32(0)
+            if lane == 0:
+                if top != 0:
+                    step_memory.raise_key(scratch_row, (Uint64(top) << Uint64(32)) | Uint64(low))
+                arrived = step_memory.arrive(scratch_row + KEY_BYTES, Uint32(parts - 1))
+            if cute.arch.shuffle_sync(arrived, 0) == Uint32(parts - 1):
+                self.finish_row(
+                    lane, row, step, scratch_row, draft_tokens, token_stride, embed, embeddings, packets
+                )
+
+    @cute.jit
+    def finish_row(
+        self,
+        lane: Int32,
+        row: Int32,
+        step: Int32,
+        scratch_row: Int64,
+        draft_tokens: Int64,
+        token_stride: Int64,
+        embed: Int64,
+        embeddings: Int64,
+        packets: Int64,
+    ):
+        """The row's winner from its best key, by one warp; the scratch is left zero for the next position."""
+        winner = Uint64(0)
+        if lane == 0:  # the thread whose arrival acquired the other blocks' keys
+            winner = ptx.ld_relaxed_gpu(scratch_row)
+            ptx.stg_s64(scratch_row, Int64(0))
+        top = Uint32(cute.arch.shuffle_sync(Uint32(winner >> Uint64(32)), 0))
+        low = Uint32(cute.arch.shuffle_sync(Uint32(winner & Uint64(0xFFFFFFFF)), 0))
+        token = Int32(low ^ Uint32(step_tail.ALL_ONES))
+        if cutlass.const_expr(self.sharded):
+            self.write_packet(lane, packets, row, top, token, config.PACKET_WORDS, config.PACKET_FIELDS)
+        else:
+            self.write_token(lane, draft_tokens, token_stride, row, step, token)
+            self.gather_embedding(lane, embed, token, embeddings, row)
+
+    @cute.jit
+    def __call__(
+        self,
+        base: Int64,
+        base_row_stride: Int64,
+        bias: Int64,
+        bias_row_stride: Int64,
+        cache: Int64,
+        cache_row_stride: Int64,
+        idx_mapping: Int64,
+        sample_pos: Int64,
+        temperature: Int64,
+        seeds: Int64,
+        scratch: Int64,
+        draft_tokens: Int64,
+        token_stride: Int64,
+        embed: Int64,
+        embeddings: Int64,
+        packets: Int64,
+        d2t: Int64,
+        rows: Int32,
+        step: Int32,
+        vocab_start: Int32,
+        width: Int32,
+        stream,
+    ):
+        parts = cutlass.max((width + (self.block - 1)) // self.block, 1)  # an empty shard writes its packets
+        self.kernel(
+            base, base_row_stride, bias, bias_row_stride, cache, cache_row_stride, idx_mapping, sample_pos, temperature, seeds,
+            scratch, draft_tokens, token_stride, embed, embeddings, packets, d2t, step, vocab_start, width,
+        ).launch(
+            grid=[parts, rows, 1], block=[self.threads, 1, 1], smem=self.shared_bytes, stream=stream, use_pdl=self.pdl
+        )  # fmt: skip
+
+
+class PickKernel(step_tail.Tail):
+    """The winner of each row from the packets of all ranks. One warp a row."""
+
+    @cute.kernel
+    def kernel(
+        self,
+        packets: Int64,
+        draft_tokens: Int64,
+        token_stride: Int64,
+        embed: Int64,
+        embeddings: Int64,
+        step: Int32,
+        world: Int32,
+    ):
+        lane, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        rows, _, _ = cute.arch.grid_dim()
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+        words, fields = config.PACKET_WORDS, config.PACKET_FIELDS
+        token = self.pick_token(lane, packets, row, rows, world, words, fields["score"][0], fields["token"][0])
+        self.write_token(lane, draft_tokens, token_stride, row, step, token)
+        self.gather_embedding(lane, embed, token, embeddings, row)
+
+    @cute.jit
+    def __call__(
+        self,
+        packets: Int64,
+        draft_tokens: Int64,
+        token_stride: Int64,
+        embed: Int64,
+        embeddings: Int64,
+        rows: Int32,
+        step: Int32,
+        world: Int32,
+        stream,
+    ):
+        self.kernel(packets, draft_tokens, token_stride, embed, embeddings, step, world).launch(
+            grid=[rows, 1, 1], block=[LANES, 1, 1], stream=stream, use_pdl=self.pdl
+        )
+
+
+class FillKernel(step_fill.Fill):
+    """The cache of every row and position from the ranks' flat shards."""
+
+    @cute.kernel
+    def kernel(
+        self,
+        shards: Int64,
+        rank_stride: Int64,
+        pitch: Int64,
+        cache: Int64,
+        cache_req_stride: Int64,
+        cache_pos_stride: Int64,
+        idx_mapping: Int64,
+        inverse: Int64,
+        width: Int32,
+    ):
+        tid, _, _ = cute.arch.thread_idx()
+        part, step, row = cute.arch.block_idx()
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+        sample = Int64(row) * NUM_STEPS + Int64(step)
+        state = ptx.ldg_s64(idx_mapping + sample * 8)
+        if state >= 0:
+            source = shards + sample * pitch * self.cache_bytes
+            target = cache + (state * cache_req_stride + Int64(step) * cache_pos_stride) * self.cache_bytes
+            self.fill(tid, part, source, rank_stride, target, inverse, width)
+
+    @cute.jit
+    def __call__(
+        self,
+        shards: Int64,
+        rank_stride: Int64,
+        pitch: Int64,
+        cache: Int64,
+        cache_req_stride: Int64,
+        cache_pos_stride: Int64,
+        idx_mapping: Int64,
+        inverse: Int64,
+        rows: Int32,
+        world: Int32,
+        width: Int32,
+        stream,
+    ):
+        self.kernel(
+            shards, rank_stride, pitch, cache, cache_req_stride, cache_pos_stride, idx_mapping, inverse, width
+        ).launch(
+            grid=[self.parts, NUM_STEPS, rows], block=[step_fill.THREADS, 1, 1], stream=stream, use_pdl=self.pdl
+        )
+
+
+def _compile(kernel, names: tuple[str, ...], arch: str | None, options: str):
+    dummies = [Int32(1) if name in NARROW else Int64(16) for name in names]
+    flags = f"--gpu-arch {arch} {options}" if arch else options
+    return cute.compile(kernel, *dummies, make_fake_stream(), options=flags)
+
+
+def compile_anchor_embed(*, pdl: bool = False, arch: str | None = None, options: str = ""):
+    """Compiles anchor_embed; needs no GPU. `arch` such as "sm_90a" (default: this machine's GPU).
+
+    Returns the callable of the DSL: it takes ANCHOR_ARGUMENTS, then a stream. `pdl`: programmatic dependent launch.
+    """
+    return _compile(AnchorKernel(RANK_DIM, pdl), ANCHOR_ARGUMENTS, arch, options)
+
+
+def compile_step(
+    block: int,
+    base_dtype: str,
+    cache_dtype: str,
+    *,
+    sharded: bool = False,
+    vector: bool = True,
+    pdl: bool = False,
+    arch: str | None = None,
+    options: str = "",
+):
+    """Compiles one build of step; it takes STEP_ARGUMENTS, then a stream.
+
+    `block`: columns of a block, one of BLOCK_SIZES. Dtypes: "bf16" or "fp32". `sharded`: write packets and a flat shard of the cache.
+    `vector`: 16-byte accesses, for widths of a multiple of 8 and base, bias and cache rows that start on 16 bytes.
+    """
+    kernel = StepKernel(block, base_dtype, cache_dtype, sharded, vector, pdl)
+    return _compile(kernel, STEP_ARGUMENTS, arch, options)
+
+
+def compile_pick(*, pdl: bool = False, arch: str | None = None, options: str = ""):
+    """Compiles pick; it takes PICK_ARGUMENTS, then a stream."""
+    return _compile(PickKernel(RANK_DIM, pdl), PICK_ARGUMENTS, arch, options)
+
+
+def compile_cache_fill(
+    cache_dtype: str, *, vector: bool = True, pdl: bool = False, arch: str | None = None, options: str = ""
+):
+    """Compiles cache_fill; it takes FILL_ARGUMENTS, then a stream. `vector`: as for step, of shards and cache."""
+    return _compile(FillKernel(config, cache_dtype, vector, pdl), FILL_ARGUMENTS, arch, options)
