@@ -25,7 +25,7 @@ FEWER_REGISTER_CHUNKS = {
     "sm_100a": 2,
     "sm_103a": 2,
 }  # the compiler's own needs are larger there, with 8 row slots twice that
-SPARE_CHUNKS = 2
+SPARE_CHUNKS = 2  # of these, left free where nothing is streamed
 MOST_WITHOUT_RING = 2  # register tiles a warp where nothing is streamed
 WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
 ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
@@ -235,11 +235,11 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
             return False
         return layout.most_items(placed, BYTES[base_dtype]) <= layout.MOST_ITEMS
 
-    # Where everything stays on the chip anyway, few register tiles do: more of them, or in a wide fp32 build all their chunks, make the
-    # compiler spill (`compile --all` and the residency cover show it).
+    # Where everything stays on the chip anyway, few register tiles do: no more than every warp has, and some chunks fewer. They come in
+    # one after the other, so the second one waits for the first; and with more of them the compiler spills.
     most = min(-(-budget // chunks), -(-line.tiles // line.warps))
-    few = min(most, MOST_WITHOUT_RING)
-    spare = SPARE_CHUNKS if line.row_slots == WIDE_ROWS and base_dtype == "fp32" else 0
+    few = max(min(most, MOST_WITHOUT_RING, line.tiles // line.warps), min(most, 1))
+    spare = SPARE_CHUNKS * (2 if line.row_slots == WIDE_ROWS and base_dtype == "fp32" else 1)
     in_registers = min(chunks, (budget - spare) // max(few, 1))
     whole = Residency(few, in_registers, max(line.tiles - few * line.warps, 0), 0, ahead, 0)
     if few and in_registers and fits(whole):
