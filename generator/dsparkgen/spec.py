@@ -6,7 +6,7 @@ Schema, the reference in docs/ and the errors all come from the models below.
 
 import keyword
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -81,6 +81,9 @@ class Draft(Table):
     num_steps: Annotated[int, Field(ge=1, le=16)] = Field(description="Draft tokens per request and step (N).")
     sample_from_anchor: bool = Field(
         default=True, description="true: N query rows give N drafts; false: 1 + N query rows, the anchor's is skipped."
+    )
+    top_k: Annotated[int, Field(ge=0, le=MAX_VOCABULARY)] = Field(
+        default=0, description="0: dense drafts; else only that many largest base logits of a position are candidates."
     )
     max_rows: Annotated[int, Field(ge=1, le=8)] = Field(
         default=8, description="Request rows that one chain launch takes: columns of its tensor-core tile."
@@ -328,30 +331,60 @@ def _packet_needed(spec: Any) -> Broken:
 # field must be, what it is).
 
 Limits = Iterator[tuple[Location, str, object]]
+FP32_NOISE = ("murmur3_32", "philox_32")
+OTHER_HEADS = {
+    "gated": "scales the Markov embedding by a gate of the draft model's hidden state before the product",
+    "rnn": "carries a recurrent state from position to position beside the previous token",
+}
+"""What a kernel for another form of the head would have to do."""
 
 
 def _noise_limits(spec: Any) -> Limits:
-    yield from _must_be(spec, ("vocabulary", "d2t"), False)
-    yield from _must_be(spec, ("noise", "scheme"), "murmur3_32")
+    if spec.noise.scheme not in FP32_NOISE:
+        yield ("noise", "scheme"), f"{_either(FP32_NOISE)}, fp32 as its buffer,", spec.noise.scheme
+    if not spec.logits.cache_dtypes:
+        yield ("logits", "cache_dtypes"), "a list with an item, as greedy drafts use no noise,", ()
+
+
+def _dense_limits(spec: Any) -> Limits:
+    """What every kernel needs that computes the bias of the whole draft vocabulary from one Markov embedding."""
+    if spec.markov.head_type in OTHER_HEADS:
+        reason = (
+            f'"vanilla", as a {spec.markov.head_type} head needs a kernel that {OTHER_HEADS[spec.markov.head_type]},'
+        )
+        yield ("markov", "head_type"), reason, spec.markov.head_type
+    yield from _must_be(spec, ("markov", "bias_rounding"), "bf16")
+    if spec.draft.top_k:
+        reason = "0, as a top-k draft needs a kernel that gathers head rows by candidate,"
+        yield ("draft", "top_k"), reason, spec.draft.top_k
 
 
 def _fused_limits(spec: Any) -> Limits:
-    yield from _noise_limits(spec)
-    yield from _must_be(spec, ("markov", "head_type"), "vanilla")
-    yield from _must_be(spec, ("markov", "bias_rounding"), "bf16")
-    yield from _must_be(spec, ("logits", "transform", "placement"), "none")
+    yield from _dense_limits(spec)
+
+
+def _chain_limits(spec: Any) -> Limits:
+    yield from _dense_limits(spec)
+    if spec.noise.scheme not in FP32_NOISE:
+        yield (
+            ("noise", "scheme"),
+            f"{_either(FP32_NOISE)}, as its exchange record holds 32 bits of score,",
+            spec.noise.scheme,
+        )
+    yield from _must_be(spec, ("parallel", "exchange"), "mailbox")
+    if spec.markov.rank_dim % 32:
+        yield ("markov", "rank_dim"), "a multiple of 32", spec.markov.rank_dim
+
+
+def _step_limits(spec: Any) -> Limits:
+    yield from _dense_limits(spec)
+    yield from _must_be(spec, ("noise", "scheme"), "murmur3_32")
     if not spec.logits.cache_dtypes:
         yield ("logits", "cache_dtypes"), "a list with an item", ()
 
 
-def _chain_limits(spec: Any) -> Limits:
-    yield from _fused_limits(spec)
-    yield from _must_be(spec, ("parallel", "exchange"), "mailbox")
-    limit, target = spec.vocabulary.sampling_limit, spec.vocabulary.target
-    if limit < target:
-        yield ("vocabulary", "sampling_limit"), f"vocabulary.target, {target},", limit
-    if spec.markov.rank_dim % 32:
-        yield ("markov", "rank_dim"), "a multiple of 32", spec.markov.rank_dim
+def _either(values: Sequence[str]) -> str:
+    return " or ".join(show(value) for value in values)
 
 
 def _must_be(spec: Any, where: tuple[str, ...], value: object) -> Limits:
@@ -366,11 +399,13 @@ KERNELS: dict[str, Callable[[Any], Limits]] = {
     "noise": _noise_limits,
     "chain": _chain_limits,
     "fused": _fused_limits,
+    "step": _step_limits,
 }
 """The kernels that this generator has a template for, each with what it cannot serve."""
 
-NEEDS = {"chain": ("noise", "fused")}
-"""Kernels that another one relies on: the chain draws from the noise kernel and leaves larger batches to the fused loop."""
+NEEDS = {"chain": ("noise", "fused"), "step": ("chain",)}
+"""Kernels that another one relies on: the chain draws from the noise kernel, unless its drafts are greedy, and leaves larger
+batches to the fused loop; the step kernels are launched by the launcher that comes with the chain."""
 
 
 def _kernels_exist(spec: Any) -> Broken:
@@ -385,6 +420,8 @@ def _kernels_exist(spec: Any) -> Broken:
 def _kernels_needed(spec: Any) -> Broken:
     for kernel in spec.emit.kernels:
         for other in NEEDS.get(kernel, ()):
+            if other == "noise" and not spec.logits.cache_dtypes:
+                continue
             if other not in spec.emit.kernels:
                 got = show(spec.emit.kernels)
                 yield ("emit", "kernels"), f"must list {show(other)}, which the {kernel} kernel relies on (got {got})"

@@ -39,7 +39,7 @@ def test_deepseek_v41() -> None:
     assert spec.parallel.tp == (1, 2, 4, 8)
     assert (spec.logits.base_dtypes, spec.logits.cache_dtypes) == (("bf16", "fp32"), ("bf16", "fp32"))
     assert (spec.noise.scheme, spec.noise.draft_salt, spec.noise.step_mix) == ("murmur3_32", 1 << 30, True)
-    assert spec.emit.kernels == ("noise", "chain", "fused")
+    assert spec.emit.kernels == ("noise", "chain", "fused", "step")
 
 
 def test_specs_are_values() -> None:

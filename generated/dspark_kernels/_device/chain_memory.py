@@ -8,7 +8,9 @@ from . import rank_memory, symmetric_buffer
 from .chain_share import Share
 from .rank_group import RankGroup
 
-ALONE = dict.fromkeys(("peers", "launches", "mailbox", "staging", "staging_bytes"), 0)  # arguments of one rank alone
+ALONE = dict.fromkeys(
+    ("peers", "launches", "arrivals", "mailbox", "staging", "staging_bytes"), 0
+)  # arguments of one rank alone
 
 
 class PeerMemory:
@@ -22,6 +24,7 @@ class PeerMemory:
         share: what a launch covers.
         device: this rank's GPU.
         builds: number of the sampler's builds.
+        ctas: of one rank's launch.
         row_slots: request rows of the largest build.
         num_steps: positions of a row.
         cache_bytes: of a cached logit.
@@ -37,12 +40,14 @@ class PeerMemory:
         device: torch.device,
         *,
         builds: int,
+        ctas: int,
         row_slots: int,
         num_steps: int,
         cache_bytes: int,
     ) -> None:
         self.layout = symmetric_buffer.layout(
             world=share.world,
+            ctas=ctas,
             variants=builds,
             row_slots=row_slots,
             num_steps=num_steps,
@@ -61,6 +66,7 @@ class PeerMemory:
         return {
             "peers": self.buffer.addresses.data_ptr(),
             "launches": self.launches.data_ptr(),
+            "arrivals": self.layout.arrivals,
             "mailbox": symmetric_buffer.mailbox_offset(self.layout, build),
             "staging": self.layout.staging,
             "staging_bytes": self.layout.staging_bytes,

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, Uint64
 
-from . import exchange, keys, mailbox, plan_line, ptx, symmetric_buffer
+from . import chain_scores, exchange, keys, mailbox, plan_line, ptx, symmetric_buffer
 
 LANES = 32
 LINE_BYTES = 128  # of L2
@@ -20,6 +20,7 @@ ADDRESS_BYTES = plan_line.ADDRESS_BYTES
 NOISE_BYTES = plan_line.NOISE_BYTES
 PIECE = 16  # bytes that a lane copies at once
 PIECES_AHEAD = 4  # of them it has under way
+TARGET_ID_BYTES = chain_scores.ID_BYTES
 # Shapes of launches that ranks compare: launch count 32 bits, rows 4, the host's word 28.
 ROWS_SHIFT = 28
 SHAPE_MASK = (1 << ROWS_SHIFT) - 1
@@ -27,11 +28,9 @@ LAUNCHES, ROWS, SHAPE = 0, 1, 2  # what differs, in the report
 
 
 class Ranks:
-    """The part of a chain kernel for `world` ranks; comes with chain_head.Head, chain_inputs.Inputs and chain_agree.Agreement."""
+    """The part of a chain kernel for `world` ranks; comes with the others. Methods take the kernel's context `c`."""
 
-    def __init__(
-        self, line: plan_line.PlanLine, vocab_columns: int, world: int, emulated: bool, check_ranks: bool
-    ) -> None:
+    def __init__(self, line: plan_line.PlanLine, world: int, emulated: bool, check_ranks: bool) -> None:
         if world not in (1, line.tp):
             raise ValueError(f"world: expected 1 or the plan line's {line.tp} ranks, got {world}")
         if not 1 <= world <= symmetric_buffer.MOST_RANKS:
@@ -41,7 +40,6 @@ class Ranks:
         self.world = world
         self.emulated = emulated
         self.check_ranks = check_ranks
-        self.vocab_columns = vocab_columns
         self.peers = world - 1
         self.last_warp = line.warps - 1  # has no row of its own: row_slots < warps
         self.grid_wait = mailbox.Wait(line.ctas + 1, self.tag_bits, across=False)
@@ -77,9 +75,9 @@ class Ranks:
     def shard_of(self, rank: Int32, shard_width: Int32):
         """A rank's first draft id and number of columns; none where the ranks before it have them all."""
         if self.world == 1:
-            return Int32(0), shard_width
+            return Int32(0), cutlass.min(shard_width, self.drawn_columns)
         first = rank * shard_width
-        return first, cutlass.max(cutlass.min(shard_width, self.vocab_columns - first), 0)
+        return first, cutlass.max(cutlass.min(shard_width, self.drawn_columns - first), 0)
 
     # ---- addresses, kept in shared memory: [rank] its symmetric buffer; [world + j] this rank's staging at the j-th peer; own staging
 
@@ -199,15 +197,10 @@ class Ranks:
             if goes_on:
                 own = mailbox.mailbox_of(self.rank_address(c, c.rank) + c.mailbox, sequence, c.warp)
                 hi, lo = mailbox.largest_record(c, self.rank_wait, own, Int32(self.world), step, c.warp, tag)
-                token = keys.token_of(lo, self.id_bits)
-                if hi == 0:  # a row slot without a row
-                    token = Int32(0)
-                if step + 1 < self.num_steps:
-                    self.fetch_embedding(c, c.warp, token)
-                if (c.cta == 0) & (c.lane == 0) & (c.warp < c.rows):
-                    ptx.stg_s64(c.draft_tokens + (Int64(c.warp) * c.token_stride + step) * 8, Int64(token))
-        if (c.warp == self.last_warp) & (step + 1 == self.num_steps):
-            self.hand_over(c)
+                self.take_winner(c, step, hi, lo)
+        if cutlass.const_expr(self.draws):
+            if (c.warp == self.last_warp) & (step + 1 == self.num_steps):
+                self.hand_over(c)
 
     # ---- logits of other ranks
 
@@ -268,16 +261,15 @@ class Ranks:
             columns = cutlass.min((tiles * (c.cta + 1) // self.line.ctas - first) * TILE_ROWS, width - first * TILE_ROWS)
             staged = self.rank_address(c, 2 * self.world - 1)
             staged += Int64(self.staging_place(source, c.rank)) * self.source_bytes(c) + Int64(first) * self.tile_bytes()
-            # From this CTA's own first column, where the row table points to, to the source's
-            shift = first_id + first * TILE_ROWS - c.first_token
+            first_id += first * TILE_ROWS
             pieces = (columns * self.cache_bytes + PIECE - 1) // PIECE
             items = pieces * (c.rows * self.num_steps)
             for start in cutlass.range(c.tid, items, self.threads * PIECES_AHEAD, unroll=1):
-                self.fill_pieces(c, start, items, pieces, columns, staged, Int64(shift) * self.cache_bytes)
+                self.fill_pieces(c, start, items, pieces, first_id, columns, staged)
 
     @cute.jit
-    def fill_pieces(self, c, start: Int32, items: Int32, pieces: Int32, columns: Int32, staged: Int64, shift: Int64):
-        """A few of the lane's 16-byte pieces: all loads, then all stores."""
+    def fill_pieces(self, c, start: Int32, items: Int32, pieces: Int32, first_id: Int32, columns: Int32, staged: Int64):
+        """A few of the lane's 16-byte pieces of `columns` columns from a draft id on: all loads, then all stores."""
         found = []
         for n in cutlass.range_constexpr(PIECES_AHEAD):
             item = cutlass.min(start + n * self.threads, items - 1)  # past the last one: that one again, with the same result
@@ -286,22 +278,28 @@ class Ranks:
             tile = step * c.shard_tiles + piece // self.cache_bytes
             at = (tile * self.rows + self.row_place(row)) * (TILE_ROWS * self.cache_bytes)
             words = ptx.ldg_once_b128(staged + Int64(at + piece % self.cache_bytes * PIECE))
-            state = ptx.lds_b128(c.smem + self.shared.row_table + pair * plan_line.ROW_TABLE_BYTES)
-            found.append((piece, words, state))
+            found.append((row, step, piece * (PIECE // self.cache_bytes), words))
         for n in cutlass.range_constexpr(PIECES_AHEAD):
-            piece, words, state = found[n]
-            address = Int64((Uint64(state[1]) << Uint64(32)) | Uint64(state[0])) + shift + Int64(piece) * PIECE
-            left = columns - piece * (PIECE // self.cache_bytes)
-            self.store_piece(c, state[3] != 0, address, left, words)
+            row, step, at, words = found[n]
+            written, address = self.cache_row(c, row, step)
+            self.store_piece(c, written, address, first_id + at, columns - at, words)
 
     @cute.jit
-    def store_piece(self, c, mine: Boolean, address: Int64, left: Int32, words):
-        """16 bytes into a cache row, of which `left` entries belong to the shard."""
-        whole = (left >= PIECE // self.cache_bytes) & (c.cache_vector != 0)
-        ptx.stg_b128_if(mine & whole, address, words)
-        if mine & (not whole):
+    def store_piece(self, c, written: Boolean, row: Int64, draft: Int32, left: Int32, words):
+        """The logits of a piece's draft ids, of which `left` are the source's, into a cache row."""
+        whole = Boolean(False)
+        if cutlass.const_expr(not self.maps_ids):
+            whole = (left >= PIECE // self.cache_bytes) & (c.cache_vector != 0)
+            ptx.stg_b128_if(written & whole, row + Int64(draft) * self.cache_bytes, words)
+        if written & (not whole):
             for e in cutlass.range_constexpr(PIECE // self.cache_bytes):
+                column = draft + cutlass.min(e, left - 1)
+                there = e < left
+                if cutlass.const_expr(self.maps_ids):
+                    column = Int32(ptx.ldg_b32(c.target_ids + Int64(column) * TARGET_ID_BYTES))
+                    there = there & (column < self.sampling_limit)
+                address = row + Int64(column) * self.cache_bytes
                 if cutlass.const_expr(self.cache_bytes == 4):
-                    ptx.stg_words_if(e < left, address + 4 * e, [words[e]])
+                    ptx.stg_words_if(there, address, [words[e]])
                 else:
-                    ptx.stg_u16_if(e < left, address + 2 * e, words[e // 2] >> Uint32(16 * (e % 2)))
+                    ptx.stg_u16_if(there, address, words[e // 2] >> Uint32(16 * (e % 2)))

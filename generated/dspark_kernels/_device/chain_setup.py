@@ -106,6 +106,7 @@ class ChainSetup:
                     share,
                     self.device,
                     builds=len(self._builds),
+                    ctas=max(line.ctas for line in self._lines.values()),
                     row_slots=max(self._lines),
                     num_steps=config.NUM_STEPS,
                     cache_bytes=0 if self.cache_dtype is None else self.cache_dtype.itemsize,
@@ -121,7 +122,7 @@ class ChainSetup:
             "positions": self.config.NUM_STEPS,
             "shard_width": self.share.shard_width,
             "max_reqs": self.max_reqs,
-            "row slots": list(self._lines),
+            "CTAs by row slots": {slots: line.ctas for slots, line in self._lines.items()},
             "base dtypes": list(self.config.BASE_DTYPES),
             "cache_dtype": self._cache_name,
             "check_ranks": self.check_ranks,
@@ -170,8 +171,6 @@ class ChainSetup:
             "timeout_ns": self.timeout_ms * NS_PER_MS,
             "rank": share.rank,
             "shard_width": share.shard_width,
-            "vocab_start": 0,
-            "width": config.DRAWN_COLUMNS,
         }
 
     def compile(self) -> None:
@@ -184,9 +183,14 @@ class ChainSetup:
         """Compile one variant and allocate its device state."""
         line, share = self._lines[slots], self.share
         base = host.dtype_name(base_dtype)
-        split = {"world": share.world, "emulated": share.emulated, "check_ranks": self.check_ranks}
         compiled = self._chain.compile_chain(
-            line, base, self._cache_name, pdl=self.pdl, **(split if share.world > 1 else {})
+            line,
+            base,
+            self._cache_name,
+            world=share.world,
+            emulated=share.emulated,
+            check_ranks=self.check_ranks and share.world > 1,
+            pdl=self.pdl,
         )
         shape = chain_share.block_shape(self.config, line, base) if self.pdl else {}
         if self.pdl and chain_call.blocks_per_sm(compiled, **shape) == 0:
@@ -195,7 +199,7 @@ class ChainSetup:
                 f"CTA on an SM, {shape}, but the driver places none; build the sampler without pdl"
             )
         played = len(share.columns)
-        words = played * self._chain.records_words(line, *([share.world] if share.world > 1 else []))
+        words = played * self._chain.records_words(line, share.world)
         made = Variant(
             ArgumentBlock(compiled, self._chain.ARGUMENTS, self._chain.NARROW),
             line.ctas,

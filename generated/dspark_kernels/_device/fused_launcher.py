@@ -43,6 +43,7 @@ ARGUMENT_TYPES = {
     "rows": "i32",
     "step": "i32",
 }
+RUNTIME_ARGUMENTS = (*ARGUMENT_TYPES, "base", "cache", "orders")  # all but the compile-time constants
 FP64_SCHEMES = ("murmur3_64",)  # whose scores are fp64
 
 Build = tuple[Any, dict[str, str], dict[str, Any], dict[str, int]]
@@ -105,7 +106,7 @@ class FusedLauncher:
         self._orders = torch.empty(scratch, dtype=order, device=self.device)
         self._winners = torch.empty(scratch, dtype=torch.int32, device=self.device)
         self._arrivals = torch.zeros(tiles, dtype=torch.int32, device=self.device)
-        self._names = [name for name in self.kernel.arg_names if name.islower()]
+        self._names = [name for name in self.kernel.arg_names if name in RUNTIME_ARGUMENTS]
         self._base_dtypes = tuple(host.DTYPES[name] for name in config.BASE_DTYPES)
         self._cache_dtypes = tuple(host.DTYPES[name] for name in config.CACHE_DTYPES)
         self._temperature = host.Expected((torch.float32,), (max_reqs,), (0,), contiguous=True)

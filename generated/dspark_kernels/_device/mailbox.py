@@ -18,7 +18,7 @@ The mailbox does not say that logits have arrived: chain_ranks.py hands those ov
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32, Uint64
+from cutlass import Int32, Int64, Uint32, Uint64
 
 from . import exchange, keys, ptx, symmetric_buffer
 
@@ -114,9 +114,9 @@ def largest_record(c, w: cutlass.Constexpr, address: Int64, count: Int32, step: 
 
 
 @cute.jit
-def wait_for_counts(c, address: Int64, wanted: Uint32, here: Boolean, peer: Int32, step: Int32):
-    """One warp waits until the 32-bit count of each lane that is not `here` yet is `wanted`. On timeout such a lane reports its `peer`."""
-    arrived = Int32(here)
+def wait_for_counts(c, address: Int64, wanted: Uint32, peer: Int32, step: Int32):
+    """One warp waits until each lane's 32-bit count is `wanted`. On timeout a lane that waits reports its `peer`."""
+    arrived = Int32(0)
     waiting = Int32(1)
     polls = Int32(0)
     started = Int64(0)

@@ -15,7 +15,7 @@ VECTOR_BYTES = 16
 BLOCK = 1024  # vocabulary ids of a program: 2 vector stores a thread, and enough programs that 5 samples fill 132 SMs evenly
 INTERPRETER_BLOCK = 8192  # the interpreter's cost is per program more than per element
 NUM_WARPS = 4
-TYPES = {
+ARGUMENT_TYPES = {
     "out": "*fp32",
     "pitch_vectors": "i64",
     "target_ids": "*i32",
@@ -25,8 +25,8 @@ TYPES = {
     "seeds": "*i64",
     "vocab_start": "i32",
     "width": "i32",
-    "BLOCK": "constexpr",
 }
+RUNTIME_ARGUMENTS = tuple(ARGUMENT_TYPES)  # all but the compile-time constant
 
 
 class NoiseLauncher:
@@ -35,7 +35,7 @@ class NoiseLauncher:
     def __init__(self, kernel: Any, config: ModuleType) -> None:
         self.kernel, self.config = kernel, config
         self.interpreter_block = INTERPRETER_BLOCK
-        self.names = [name for name in kernel.arg_names if TYPES[name] != "constexpr"]
+        self.names = [name for name in kernel.arg_names if name in RUNTIME_ARGUMENTS]
 
     def draw(
         self,
@@ -109,7 +109,7 @@ class NoiseLauncher:
 
     def builds(self) -> dict[str, tuple[Any, dict[str, str], dict[str, int], dict[str, int]]]:
         """Every binary that is launched: name -> (jit function, argument types, constants, compiler options)."""
-        signature = {name: TYPES[name] for name in self.kernel.arg_names}
+        signature = {name: ARGUMENT_TYPES.get(name, "constexpr") for name in self.kernel.arg_names}
         return {"any": (self.kernel, signature, {"BLOCK": BLOCK}, {"num_warps": NUM_WARPS})}
 
 

@@ -151,3 +151,24 @@ def emulated(
         raise ValueError(f"expected a TP 1 line and 2 to {line.ctas} ranks, got TP {line.tp} and {world} ranks")
     line = line._replace(tp=world, ctas=line.ctas // world)
     return for_shard(line, shard_width, vocab_size, rank_dim, num_steps)
+
+
+def overlapping(line: PlanLine, rank_dim: int, num_steps: int, smem_limit: int) -> PlanLine:
+    """The line for programmatic dependent launches: without register tiles where shared memory holds the shard, so that a CTA finds room
+    beside the kernel ahead of it in the stream. A CTA with register tiles needs an SM's whole register file.
+
+    Args:
+        line: A plan line.
+        rank_dim: Markov rank.
+        num_steps: Draft positions.
+        smem_limit: Shared memory of a CTA that the device allows, in bytes.
+    """
+
+    def small(field: str, base_bytes: int) -> PlanLine:
+        placed = line._replace(**{field: Residency(0, 0, line.tiles, 0, residency(line, base_bytes).ahead, 0)})
+        total = shared_layout(placed, rank_dim, num_steps, base_bytes).total
+        return placed if total <= smem_limit and most_items(placed, base_bytes) <= MOST_ITEMS else line
+
+    line = small("bf16", 2)
+    line = small("fp32", 4)
+    return line._replace(shared_bytes=shared_layout(line, rank_dim, num_steps, 2).total)
