@@ -29,11 +29,11 @@ LIMIT = 40.5
 
 
 @triton.jit
-def _noise_of_many_seeds(out, key_pointer, count, PREFIX: tl.constexpr, GUMBEL: tl.constexpr, BLOCK: tl.constexpr):
+def _noise_of_many_seeds(out, key_pointer, count, GUMBEL: tl.constexpr, SCHEME: tl.constexpr, BLOCK: tl.constexpr):
     seed = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    prefix = PREFIX(seed, tl.load(key_pointer))
     ids = tl.arange(0, 8)
-    tl.store(out + seed[:, None] * 8 + ids[None, :], GUMBEL(prefix[:, None], ids[None, :]), mask=seed[:, None] < count)
+    drawn = GUMBEL(seed[:, None], tl.load(key_pointer), ids[None, :], SCHEME)
+    tl.store(out + seed[:, None] * 8 + ids[None, :], drawn, mask=seed[:, None] < count)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def draw_many(toy_models: Callable[..., ModuleType]) -> Callable[[int], np.ndarr
 
     def draw(key: int) -> np.ndarray:
         out = torch.empty(SEEDS, 8)
-        functions = {"PREFIX": noise.hash_prefix, "GUMBEL": noise.gumbel32}
-        _noise_of_many_seeds[(triton.cdiv(SEEDS, BLOCK),)](out, torch.tensor([key]), SEEDS, BLOCK=BLOCK, **functions)
+        draw = {"GUMBEL": noise.gumbel_noise, "SCHEME": "murmur3_32"}
+        _noise_of_many_seeds[(triton.cdiv(SEEDS, BLOCK),)](out, torch.tensor([key]), SEEDS, BLOCK=BLOCK, **draw)
         return out.numpy()
 
     return draw

@@ -74,9 +74,9 @@ def main(folder: Path) -> None:
 
     triton.runtime.driver.set_active(Driver())
     triton.JITFunction.run = compile_only
-    model.fused.FusedLoop.why_not = staticmethod(lambda *arguments, **options: None)
+    model.fused.FusedLoop.why_not = classmethod(lambda *arguments, **options: None)
     # A CPU tensor stands for a GPU's, so the modules' choices by device are made here.
-    model.noise.INTERPRETER_BLOCK = model.noise.BLOCK
+    model.noise._launcher.interpreter_block = model.noise.noise_launcher.BLOCK
     for rows, layout in ((1, "plain"), (16, "odd"), (17, "steps_first")):
         for base in DTYPES:
             for cache in DTYPES:
