@@ -16,6 +16,7 @@ VECTOR_BYTES = 16  # the widest load or store of one thread
 RESERVED_SHARED_BYTES = 1024  # of an SM's shared memory, kept by CUDA for every CTA (CUDA C++ Programming Guide)
 REGISTERS_PLANNED = 65536  # of an SM: what the compiler divides among the threads of a CTA that has an SM to itself
 MOST_REGISTERS, REGISTER_UNIT = 256, 8  # of a thread, as they are allocated
+PEER_WAIT, RANKS_DIFFER = 2, 3  # codes of a report, its word 0
 REPORT_WORDS = 16  # int32 words of pinned memory that a kernel may write before it traps
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DTYPE_NAMES = {
@@ -76,8 +77,8 @@ class Expected(NamedTuple):
         fits = len(sizes) == len(self.shape) and tensor.device == device
         for dim, least in enumerate(self.shape):
             fits = fits and (sizes[dim] == least or (dim in self.extendable and sizes[dim] > least))
-        # A size of 1 leaves its stride meaningless: torch may report any number there.
-        fits = fits and (strides[-1] == 1 or sizes[-1] == 1)
+        # A size of 0 or 1 leaves its stride meaningless: torch may report any number there.
+        fits = fits and (strides[-1] == 1 or sizes[-1] <= 1)
         fits = fits and (not self.contiguous or tensor.is_contiguous())
         if fits and tensor.data_ptr() % self.alignment == 0:
             return None
@@ -102,12 +103,17 @@ def check_int(name: str, value: Any, least: int, most: int | None = None) -> Non
         raise ValueError(f"{name}: expected an int {span}, got {value}")
 
 
-def vector_ok(tensor: torch.Tensor) -> int:
-    """1 when every row of ``tensor`` starts on a 16-byte boundary, so that vector accesses are allowed, else 0."""
+def vector_ok(tensor: torch.Tensor, first: int = 0) -> int:
+    """1 when column ``first`` of every row starts on a 16-byte boundary, so that vector accesses are allowed, else 0."""
     size = tensor.element_size()
-    starts = [tensor.data_ptr()]
+    starts = [tensor.data_ptr() + first * size]
     starts += [stride * size for stride, n in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True) if n > 1]
     return int(all(start % VECTOR_BYTES == 0 for start in starts))
+
+
+def vector_step(columns: int, tensor: torch.Tensor) -> int:
+    """1 when so many columns of ``tensor`` are whole 16-byte vectors, else 0."""
+    return int(columns * tensor.element_size() % VECTOR_BYTES == 0)
 
 
 class DeviceFacts(NamedTuple):
@@ -231,8 +237,15 @@ def row_slots_for(lines: Sequence[int] | Mapping[int, Any], rows: int) -> int | 
     return min((slots for slots in lines if slots >= rows), default=None)
 
 
-class ChainTimeoutError(RuntimeError):
-    """A bounded wait inside the chain kernel ran out, and the kernel trapped. The CUDA context is lost.
+CONTEXT_LOST = "The kernel trapped, so this process's CUDA context is lost: no CUDA call can succeed any more; restart the process."
+
+
+class ChainError(RuntimeError):
+    """The chain kernel gave up and trapped. The CUDA context is lost."""
+
+
+class ChainTimeoutError(ChainError):
+    """A bounded wait inside the chain kernel ran out.
 
     Attributes: ``rank``, ``row``, ``position`` of the wait; ``what`` was waited for ("grid barrier" or "peer rank");
     ``peer``, the CTA or rank that did not arrive; ``cta``, the CTA that waited; ``timeout_ms``; ``epoch``, the launch.
@@ -243,12 +256,28 @@ class ChainTimeoutError(RuntimeError):
     def __init__(self, words: Sequence[int]) -> None:
         code, self.rank, self.row, self.position, self.peer, self.cta, self.timeout_ms, self.epoch = words[:8]
         self.what = self.WAITS.get(code, f"unknown wait {code}")
-        missing = f"rank {self.peer}" if code == 2 else f"CTA {self.peer}"
+        missing = f"rank {self.peer}" if code == PEER_WAIT else f"CTA {self.peer}"
         super().__init__(
             f"the chain kernel gave up after {self.timeout_ms} ms: rank {self.rank}, row {self.row}, position "
-            f"{self.position}: CTA {self.cta} waited at the {self.what} for {missing} (launch {self.epoch}). "
-            "The kernel trapped, so this process's CUDA context is lost: no CUDA call can succeed any more; restart "
-            "the process."
+            f"{self.position}: CTA {self.cta} waited at the {self.what} for {missing} (launch {self.epoch}). {CONTEXT_LOST}"
+        )
+
+
+class RanksDifferError(ChainError):
+    """A debugging build found that two ranks do not make the same launch.
+
+    Attributes: ``rank``, which found it; ``peer``, the other one; ``what`` differs ("launch count", "rows" or "batch
+    shape"); ``expected``, this rank's value; ``given``, the peer's; ``epoch``, the launch.
+    """
+
+    WHAT = ("launch count", "rows", "batch shape")  # report word 2
+
+    def __init__(self, words: Sequence[int]) -> None:
+        _, self.rank, what, _, self.peer, _, _, self.epoch, self.expected, self.given = words[:10]
+        self.what = self.WHAT[what] if 0 <= what < len(self.WHAT) else f"unknown word {what}"
+        super().__init__(
+            f"the ranks of a chain launch differ: {self.what}: expected {self.expected}, as on rank {self.rank}, got "
+            f"{self.given} on rank {self.peer} (launch {self.epoch}). Every rank must make the same launches. {CONTEXT_LOST}"
         )
 
 
@@ -264,6 +293,6 @@ class TimeoutReport:
         self._view = (ctypes.c_int32 * REPORT_WORDS).from_address(self.address)
 
     def raise_if_set(self) -> None:
-        """Raise ChainTimeoutError when a kernel has reported a wait that ran out."""
+        """Raise ChainTimeoutError or RanksDifferError when a kernel has reported why it gave up."""
         if self._view[0]:
-            raise ChainTimeoutError(list(self._view))
+            raise (RanksDifferError if self._view[0] == RANKS_DIFFER else ChainTimeoutError)(list(self._view))

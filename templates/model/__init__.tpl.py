@@ -19,6 +19,7 @@ EXPORTS: dict[str, str] = {
     # % endif
     # % if "chain" in spec.emit.kernels
     "ChainSampler": "launch",
+    "EmulatedChainSampler": "launch",
     "DraftSampler": "launch",
     # % endif
 }

@@ -11,14 +11,22 @@ import ctypes
 import logging
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from dspark_kernels._device import chain_call, chain_launcher, draft_launcher, host, plan_line  # noqa: E402
+from dspark_kernels._device import (  # noqa: E402
+    chain_call,
+    chain_launcher,
+    chain_setup,
+    chain_share,
+    draft_launcher,
+    host,
+    plan_line,
+)
 
 V, N, R, MAX_REQS = 40, 3, 64, 6
 STREAM = 0x7F00_1234_5678_9ABC  # a handle is an address: 64 bits
@@ -40,11 +48,11 @@ def chain_constant(name: str) -> tuple[str, ...]:
 ARGUMENTS, NARROW = chain_constant("ARGUMENTS"), chain_constant("NARROW")
 
 
-class Line(NamedTuple):
-    device: str
-    tp: int
-    row_slots: int
-    ctas: int = 132
+def real_lines(*row_slots: int) -> dict[tuple[str, int, int], plan_line.PlanLine]:
+    """Plan lines whose fp32 builds stage more, and so take more shared memory than their bf16 builds."""
+    kept = plan_line.Residency(register_tiles=0, register_chunks=0, resident=40, ring=0, ahead=4, keep=0)
+    line = plan_line.PlanLine("h200", 1, 1, 132, 12, 40, kept, kept, 0, False)
+    return {("h200", 1, slots): line._replace(row_slots=slots) for slots in row_slots}
 
 
 class Recorder:
@@ -58,12 +66,10 @@ class Recorder:
         self.ARGUMENTS, self.NARROW = ARGUMENTS, NARROW
 
     # The chain module.
-    def records_words(self, line: Line) -> int:
-        return 8 * line.row_slots
+    def records_words(self, line: Any, world: int = 1) -> int:
+        return 8 * line.row_slots * world
 
-    def compile_chain(
-        self, line: Any, base_dtype: str, cache_dtype: str, *, pdl: bool = False, arch: Any = None, options: str = ""
-    ) -> Any:
+    def compile_chain(self, line: Any, base_dtype: str, cache_dtype: str, *, pdl: bool = False, **ranks: Any) -> Any:
         self.compiled.append((line.row_slots, base_dtype, cache_dtype))
         self.pdl.append(pdl)
 
@@ -79,11 +85,17 @@ class Recorder:
         return launch
 
     # The noise module.
-    def draw_noise(self, out: Any, *state: Any, num_samples: int, width: int) -> None:
+    def draw_noise(
+        self, out: Any, *state: Any, num_samples: int, vocab_start: int, width: int, target_ids: Any
+    ) -> None:
+        assert vocab_start == 0 and target_ids is None
         self.events.append(("draw", num_samples, width))
 
-    def NoiseStream(self, device: Any) -> Any:  # noqa: N802
-        def fork(out: Any, *state: Any, num_samples: int, width: int) -> None:
+    def NoiseStream(self, device: Any, target_ids: Any) -> Any:  # noqa: N802
+        assert target_ids is None
+
+        def fork(out: Any, *state: Any, num_samples: int, vocab_start: int, width: int) -> None:
+            assert vocab_start == 0
             self.events.append(("fork", num_samples, width))
 
         return SimpleNamespace(fork=fork, join=lambda: self.events.append(("join",)))
@@ -92,7 +104,7 @@ class Recorder:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    cuda = chain_launcher.torch.cuda
+    cuda = chain_setup.torch.cuda
     monkeypatch.setattr(host, "read_device", lambda device: H200)
     report = host.TimeoutReport
     monkeypatch.setattr(host, "TimeoutReport", lambda *, pinned: report(pinned=False))
@@ -108,6 +120,9 @@ def make_config(**changes: Any) -> SimpleNamespace:
         "MODEL": "toy",
         "VOCAB_SIZE": V,
         "DRAFT_VOCAB_SIZE": V,
+        "DRAWN_COLUMNS": V,
+        "SAMPLING_LIMIT": V,
+        "D2T": False,
         "RANK_DIM": R,
         "NUM_STEPS": N,
         "QUERY_PER_ROW": N,
@@ -115,7 +130,7 @@ def make_config(**changes: Any) -> SimpleNamespace:
         "BASE_DTYPES": ("bf16", "fp32"),
         "CACHE_DTYPES": ("bf16", "fp32"),
         "DTYPE_BYTES": dict(DTYPE_BYTES),
-        "PLANS": {("h200", 1, slots): Line("h200", 1, slots) for slots in (8, 4, 1)},
+        "PLANS": real_lines(8, 4, 1),
         "DEVICES": DEVICES,
     }
     return SimpleNamespace(**(constants | changes))
@@ -173,7 +188,7 @@ def test_parts_of_equal_shape_are_told_apart_by_name() -> None:
 
 
 def test_no_plan_names_the_file_to_add() -> None:
-    plans = {("h200", 1, 8): Line("h200", 1, 8)}
+    plans = real_lines(8)
     reason = host.why_no_plan(plans, DEVICES, H200._replace(sms=78), 1)
     assert reason is not None and "78 SMs" in reason and "specs/devices/" in reason
     assert "parallel.tp" in (host.why_no_plan(plans, DEVICES, H200, 2) or "")
@@ -182,7 +197,7 @@ def test_no_plan_names_the_file_to_add() -> None:
 
 
 def test_a_plan_larger_than_the_device_is_refused() -> None:
-    plans = {("h200", 1, 8): Line("h200", 1, 8)}
+    plans = real_lines(8)
     assert "does not fit" in (host.why_no_plan(plans, DEVICES, H200._replace(sms=131), 1, "h200") or "")
     assert "does not fit" in (host.why_no_plan(plans, DEVICES, H200._replace(smem_per_block=232447), 1, "h200") or "")
     assert host.why_no_plan(plans, DEVICES, H200._replace(sms=144), 1, "h200") is None
@@ -237,15 +252,15 @@ def test_why_not(
     constants: dict[str, Any],
     expected: str | None,
 ) -> None:
-    monkeypatch.setattr(chain_launcher, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(chain_launcher.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(chain_setup.importlib.util, "find_spec", lambda name: object())
     reason = make_chain(gpu, **constants).why_not(**(weights() | changes))
     assert reason is expected if expected is None else reason is not None and expected in reason
 
 
 def test_why_not_without_the_compiler(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_launcher, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(chain_launcher.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(chain_setup.importlib.util, "find_spec", lambda name: None)
     assert "nvidia-cutlass-dsl" in (make_chain(gpu).why_not(**weights()) or "")
 
 
@@ -264,7 +279,7 @@ def test_batches_are_declined_by_shape_and_dtype_only(sampler: chain_launcher.Ch
 
 
 def test_plans_limit_the_rows(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = make_chain(gpu, PLANS={("h200", 1, 4): Line("h200", 1, 4), ("h200", 2, 8): Line("h200", 2, 8)})
+    kind = make_chain(gpu, PLANS=real_lines(4) | {("h200", 2, 8): real_lines(8)["h200", 1, 8]})
     monkeypatch.setattr(kind, "why_not", classmethod(lambda cls, *a, **k: None))
     assert kind(**weights()).max_rows == 4
 
@@ -285,7 +300,7 @@ def test_arguments_of_a_launch(gpu: Recorder, sampler: chain_launcher.ChainLaunc
     assert (values["cache_req_stride"], values["cache_pos_stride"]) == (N * (V + 8), V + 8)
     assert (values["base_vector"], values["cache_vector"]) == (0, 1)
     assert (values["rows"], values["query_per_row"], values["token_stride"]) == (2, 2, N)
-    assert (values["vocab_start"], values["width"], values["ctas"]) == (0, V, 132)
+    assert (values["rank"], values["shard_width"], values["ctas"]) == (0, V, 132)
     assert values["stream"] == STREAM
     assert values["timeout_ns"] == 30_000 * 1_000_000
     for name in ("input_ids", "idx_mapping", "temperature", "draft_tokens"):
@@ -349,8 +364,14 @@ def test_the_span_of_the_base_logits_is_bounded(
     else:
         strides = (entries - V - 2 * V, V, 1)
     base = torch.empty_strided((rows, N, V), strides, dtype=torch.bfloat16, device="meta")
+    config = make_config()
     expected = chain_call.Expectations(
-        make_config(), base.device, max_rows=2, max_reqs=MAX_REQS, cache_dtype=torch.bfloat16
+        config,
+        base.device,
+        max_rows=2,
+        max_reqs=MAX_REQS,
+        cache_dtype=torch.bfloat16,
+        share=chain_share.share_of(config, 1, 0),
     )
     found = expected.base_logits_misfit(rows, base)
     if entries < 2**31:
@@ -372,13 +393,13 @@ def test_torch_has_no_negative_strides() -> None:
 
 
 def test_noise_beyond_the_kernels_offsets_is_declined(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chain_call.why_noise_too_large(2**24 - 1, 127) is None
+    assert chain_share.why_noise_too_large(2**24 - 1, 127) is None
     assert "expected fewer than 2147483648 entries, got 2147483648" in (
-        chain_call.why_noise_too_large(2**24 - 1, 128) or ""  # the pitch is a multiple of 4
+        chain_share.why_noise_too_large(2**24 - 1, 128) or ""  # the pitch is a multiple of 4
     )
-    monkeypatch.setattr(chain_launcher, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(chain_launcher.importlib.util, "find_spec", lambda name: object())
-    large = {"VOCAB_SIZE": 2**28, "DRAFT_VOCAB_SIZE": 2**28}
+    monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(chain_setup.importlib.util, "find_spec", lambda name: object())
+    large = {"VOCAB_SIZE": 2**28, "DRAFT_VOCAB_SIZE": 2**28, "DRAWN_COLUMNS": 2**28}
     weight = torch.empty((2**28, R), dtype=torch.bfloat16, device="meta")
     given = weights() | {"embed_weight": weight, "head_weight": weight}
     assert "noise of 18 samples" in (make_chain(gpu, **large).why_not(**given) or "")
@@ -398,7 +419,7 @@ def test_the_place_of_the_last_anchor_is_bounded(
 def test_another_current_device_is_refused(
     gpu: Recorder, sampler: chain_launcher.ChainLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chain_launcher.torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(chain_setup.torch.cuda, "current_device", lambda: 3)
     with pytest.raises(ValueError, match="current CUDA device: expected None, this sampler's, got 3"):
         sampler.sample(**batch(2))
     assert gpu.events == []
@@ -413,10 +434,11 @@ def test_query_per_row(
     assert gpu.events == []
 
 
-@pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (0.5, TypeError)])
-def test_timeout_ms(gpu: Recorder, sampler: chain_launcher.ChainLauncher, value: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="timeout_ms: expected an int"):
-        type(sampler)(**weights(), timeout_ms=value)
+@pytest.mark.parametrize("value", [-1, 0.5, True])
+def test_timeout_ms(gpu: Recorder, monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+    monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
+    with pytest.raises(ValueError, match=f"timeout_ms: expected an int of at least 0, got {value}"):
+        make_chain(gpu)(**weights(), timeout_ms=value)
 
 
 def test_an_unbounded_wait_is_logged(
@@ -496,7 +518,7 @@ def test_nothing_compiles_under_capture(
     gpu: Recorder, sampler: chain_launcher.ChainLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler.sample(**batch(1))
-    monkeypatch.setattr(chain_launcher.torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(chain_setup.torch.cuda, "is_current_stream_capturing", lambda: True)
     sampler.sample(**batch(1))
     with pytest.raises(RuntimeError, match=r"8 row slots and bf16 base logits is not compiled; call warmup\(\)"):
         sampler.sample(**batch(5))
@@ -529,16 +551,9 @@ def test_residency_of_a_grid(
     assert reason is expected if expected is None else reason is not None and expected in reason
 
 
-def real_lines(*row_slots: int) -> dict[tuple[str, int, int], plan_line.PlanLine]:
-    """Plan lines whose fp32 builds stage more, and so take more shared memory than their bf16 builds."""
-    kept = plan_line.Residency(register_tiles=0, register_chunks=0, resident=40, ring=0, ahead=4, keep=0)
-    line = plan_line.PlanLine("h200", 1, 1, 132, 12, 40, kept, kept, 0, False)
-    return {("h200", 1, slots): line._replace(row_slots=slots) for slots in row_slots}
-
-
 def test_pdl_needs_every_build_to_be_resident(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_launcher, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(chain_launcher.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(chain_setup.importlib.util, "find_spec", lambda name: object())
     plans = real_lines(1, 8)
     most = {base: plan_line.shared_layout(plans["h200", 1, 8], R, N, size).total for base, size in DTYPE_BYTES}
     assert most["bf16"] < most["fp32"]
@@ -558,7 +573,7 @@ def test_pdl_needs_every_build_to_be_resident(gpu: Recorder, monkeypatch: pytest
 
 @pytest.mark.parametrize("pdl", [1, None, "yes"])
 def test_pdl_is_a_bool(gpu: Recorder, monkeypatch: pytest.MonkeyPatch, pdl: Any) -> None:
-    monkeypatch.setattr(chain_launcher, "device_type", lambda tensor: "cuda")
+    monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
     assert make_chain(gpu).why_not(**weights(), pdl=pdl) == f"pdl: expected a bool, got {pdl!r}"
 
 
@@ -639,7 +654,7 @@ def test_draft_sampler_passes_pdl_on(gpu: Recorder, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kind, "why_not", classmethod(why_not))
     assert make_draft(kind, pdl=True).chain.pdl is True  # type: ignore[union-attr]
     assert make_draft(kind).chain.pdl is False  # type: ignore[union-attr]
-    assert asked == [True, True, False, False]
+    assert asked == [True, False]
 
 
 # --- bounded waits ---
@@ -671,13 +686,13 @@ def test_a_failing_launch_raises_the_report_if_there_is_one(
     gpu.failure = RuntimeError("CUDA_ERROR_LAUNCH_FAILED")
     with pytest.raises(RuntimeError, match="CUDA_ERROR_LAUNCH_FAILED"):
         sampler.sample(**batch(1))
-    original = sampler._provide_noise
+    original = sampler._noise.provide
 
     def fail_later(*arguments: Any) -> None:
         original(*arguments)
         set_report(sampler, [2, 1, 0, 3, 5, 7, 100, 2])
 
-    sampler._provide_noise = fail_later  # the report arrives between the first look and the launch
+    sampler._noise.provide = fail_later  # type: ignore[method-assign]  # the report arrives between the first look and the launch
     with pytest.raises(host.ChainTimeoutError, match="peer rank for rank 5"):
         sampler.sample(**batch(1))
 
