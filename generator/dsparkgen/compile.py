@@ -28,7 +28,7 @@ from dsparkgen.spec import ModelSpec, read_specs
 
 RESOURCES = Path("docs") / "resources.md"
 CACHE_FORMAT = 1  # raise when the figures, or how they are read, change meaning
-COMPILERS = {"chain": "nvidia-cutlass-dsl", "noise": "triton", "fused": "triton"}
+COMPILERS = {"chain": "nvidia-cutlass-dsl", "step": "nvidia-cutlass-dsl", "noise": "triton", "fused": "triton"}
 DEVICES = {
     "sm_90a": "h200",
     "sm_100a": "b200",
@@ -80,6 +80,13 @@ def select_chain(listing: Mapping[str, Any], arch: str, turn: int, all_: bool) -
 def select_triton(names: Sequence[str], turn: int, all_: bool) -> list[dict[str, Any]]:
     """The variants of a Triton kernel to compile: all, or the one that `turn` rotates to. Keyword arguments of Build."""
     return [{"variant": name} for name in (names if all_ else [names[turn % len(names)]])]
+
+
+def select_step(names: Sequence[str], turn: int, all_: bool) -> list[dict[str, Any]]:
+    """The variants of the step kernels to compile: all, or of each kernel, a name's first word, the one that `turn` rotates to."""
+    kernels = dict.fromkeys(name.split()[0] for name in names)
+    members = [[name for name in names if name.split()[0] == kernel] for kernel in kernels]
+    return [variant for group in members for variant in select_triton(group, turn, all_)]
 
 
 def arch_of(capability: Sequence[int]) -> str:
@@ -243,8 +250,10 @@ def list_builds(
             for arch in archs or specs[model].emit.archs:
                 if kernel == "chain":
                     chosen = select_chain(listing, arch, turn, all_)
+                elif kernel == "step":
+                    chosen = select_step(listing["named"][kernel], turn, all_)
                 else:
-                    chosen = select_triton(listing["triton"][kernel], turn, all_)
+                    chosen = select_triton(listing["named"][kernel], turn, all_)
                 builds += [Build(model, kernel, arch, inputs, **variant) for variant in chosen]
     return builds
 

@@ -24,20 +24,20 @@ def list_model(model: str, kernels: list[str]) -> Answer:
     """The builds a generated model offers.
 
     Returns {"plans": [[device, tp, row slots], ...], "devices": {name: [major, minor]}, "base_dtypes", "cache_dtypes",
-    "triton": {kernel: [build name, ...]}}.
+    "named": {kernel: [build name, ...]}}, the last for all kernels but the chain.
     """
     config = importlib.import_module(f"dspark_kernels.{model}.config")
-    triton = {}
+    named = {}
     for kernel in kernels:
         if kernel != "chain":
             module = importlib.import_module(f"dspark_kernels.{model}.{kernel}")
-            triton[kernel] = sorted(module.compile_builds())
+            named[kernel] = sorted(module.compile_builds())
     return {
         "plans": [list(key) for key in config.PLANS],
         "devices": {name: list(values[0]) for name, values in config.DEVICES.items()},
         "base_dtypes": list(config.BASE_DTYPES),
         "cache_dtypes": list(config.CACHE_DTYPES),
-        "triton": triton,
+        "named": named,
     }
 
 
@@ -75,11 +75,21 @@ def build_triton(build: Answer) -> tuple[bytes, int]:
     return compiled.asm["cubin"], compiled.metadata.shared
 
 
+def build_step(build: Answer) -> tuple[bytes, int]:
+    """Compiles one of the step kernels' builds. Returns its cubin and its dynamic shared memory in bytes."""
+    module = importlib.import_module(f"dspark_kernels.{build['model']}.step")
+    compile_kernel, shared_bytes = module.compile_builds()[build["variant"]]
+    return compile_kernel(build["arch"], "--keep-cubin").artifacts.CUBIN, shared_bytes
+
+
+BUILDERS = {"chain": build_chain, "step": build_step, "noise": build_triton, "fused": build_triton}
+
+
 def answer_build(build: Answer) -> Answer:
     """Compiles one build and reads its figures; a failure is an answer too: {"error": text}."""
     start = time.perf_counter()
     try:
-        cubin, shared_bytes = (build_chain if build["kernel"] == "chain" else build_triton)(build)
+        cubin, shared_bytes = BUILDERS[build["kernel"]](build)
         seconds = time.perf_counter() - start
         resources = read_resources(cubin)
     except Exception as error:  # a compiler may raise anything; the other builds of this process must still run

@@ -23,7 +23,7 @@ Record = dict[str, Any]
 class Build:
     """One compilation: a kernel of a model for an arch, and which variant of it.
 
-    A chain kernel's variant is its plan line (device, tp, row_slots) and its dtypes; a Triton kernel's is the name under which the
+    A chain kernel's variant is its plan line (device, tp, row_slots) and its dtypes; another kernel's is the name under which the
     module lists it, the same for every device, TP size and row count.
     """
 

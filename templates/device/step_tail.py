@@ -34,9 +34,7 @@ class Tail:
                 ptx.stg_b128_if(Boolean(True), target + at, ptx.ldg_b128(source + at))
 
     @cute.jit
-    def write_token(
-        self, lane: Int32, draft_tokens: Int64, token_stride: Int64, row: Int32, step: Int32, token: Int32
-    ):
+    def write_token(self, lane: Int32, draft_tokens: Int64, token_stride: Int64, row: Int32, step: Int32, token: Int32):
         """The row's draft token at this position."""
         if lane == 0:
             ptx.stg_s64(draft_tokens + (Int64(row) * token_stride + Int64(step)) * TOKEN_BYTES, Int64(token))

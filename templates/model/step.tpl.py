@@ -14,6 +14,9 @@ Cost of a position: one launch (two, and a gathering of 4 words a row, with rank
 """
 
 from collections import namedtuple
+from collections.abc import Callable
+from itertools import product
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -101,6 +104,16 @@ def scratch_words(rows: int) -> int:
     return rows * step_tail.SCRATCH_BYTES // KEY_BYTES
 
 
+def threads_of(block: int) -> int:
+    """Threads of a block that takes so many columns."""
+    return min(MOST_THREADS, block // step_scan.ENTRIES)
+
+
+def shared_bytes(block: int) -> int:
+    """Shared memory of a block: the best key of each warp."""
+    return threads_of(block) // LANES * KEY_BYTES
+
+
 def shard_pitch(width: int) -> int:
     """Entries from one position's row of a flat shard to the next."""
     return -(-width // SHARD_ENTRIES) * SHARD_ENTRIES
@@ -141,9 +154,9 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
             raise ValueError(f"block: expected one of {', '.join(map(str, BLOCK_SIZES))}, got {block}")
         self.block, self.sharded = block, sharded
         self.by_row = sharded or config.D2T  # the cache is a flat shard
-        threads = min(MOST_THREADS, block // step_scan.ENTRIES)
+        threads = threads_of(block)
         self.most_turns = block // (threads * step_scan.ENTRIES)
-        self.shared_bytes = threads // LANES * KEY_BYTES
+        self.shared_bytes = shared_bytes(block)
         step_scan.Scan.__init__(self, config, base_dtype, cache_dtype, vector, threads)
         step_tail.Tail.__init__(self, RANK_DIM, pdl)
 
@@ -444,3 +457,28 @@ def compile_cache_fill(
 ):
     """Compiles cache_fill; it takes FILL_ARGUMENTS, then a stream. `vector`: as for step, of shards and cache."""
     return _compile(FillKernel(config, cache_dtype, vector, pdl), FILL_ARGUMENTS, arch, options)
+
+
+def compile_builds() -> dict[str, tuple[Callable[[str, str], Any], int]]:
+    """Every build that this module is launched as, by name: a function that compiles it for an arch with options of the DSL, and its
+    shared memory in bytes."""
+    builds = {}
+    for base in config.BASE_DTYPES:
+        for cache, block, sharded, vector, pdl in product(
+            config.CACHE_DTYPES, BLOCK_SIZES, sorted({world > 1 for world in config.TP_SIZES}), (True, False), (False, True)
+        ):
+            options = {"sharded": sharded, "vector": vector, "pdl": pdl}
+            name = " ".join([f"step {base}/{cache} {block}", *(option for option, on in options.items() if on)])
+            builds[name] = _build(compile_step, block, base, cache, **options), shared_bytes(block)
+    for pdl in (False, True):
+        suffix = " pdl" if pdl else ""
+        builds[f"anchor_embed{suffix}"] = _build(compile_anchor_embed, pdl=pdl), 0
+        builds[f"pick{suffix}"] = _build(compile_pick, pdl=pdl), 0
+        for cache, vector in product(config.CACHE_DTYPES, (True, False)):
+            name = " ".join(["cache_fill", cache, *(["vector"] if vector else [])])
+            builds[f"{name}{suffix}"] = _build(compile_cache_fill, cache, vector=vector, pdl=pdl), 0
+    return builds
+
+
+def _build(compile_kernel: Callable[..., Any], *arguments: Any, **options: Any) -> Callable[[str, str], Any]:
+    return lambda arch, flags: compile_kernel(*arguments, **options, arch=arch, options=flags)
