@@ -32,9 +32,9 @@ from typing import Any
 from dsparkgen import evidence, rank_timings
 from dsparkgen.device import DeviceSpec, read_devices
 from dsparkgen.gpu import CannotTell, Product, generated_models, harness, load_product, need_cuda, this_device
+from dsparkgen.rank_timings import RankJob
 from dsparkgen.render import render, render_package
 from dsparkgen.spec import ModelSpec, read_specs
-from dsparkgen.rank_timings import RankJob
 from dsparkgen.timings import Job
 from dsparkgen.workers import Worker, WorkerFailed
 
@@ -42,6 +42,7 @@ OK, NO, CANNOT_TELL = 0, 1, 3
 ROWS = (1, 4, 8)
 STEP_ROWS = (16, 64)  # also measured for a model with step kernels
 PDL_ROWS = (1,)
+SAMPLERS = ("chain", "fused", "step")
 SWEEP = (32000, 64640, 100352, 129280, 151936, 200064, 248320, 262144)  # vocabularies of served models
 
 
@@ -192,6 +193,9 @@ def _prepare(
     devices = read_devices(root / "specs" / "devices")
     found, throw_away = [], []
     for model, product in products.items():
+        if not any(map(product.has, SAMPLERS if asked.alone else ("chain",))):
+            print(f"{model}: nothing to measure: it has none of these kernels", file=sys.stderr)
+            continue
         spec, rows = specs[model], asked.rows_of(product)
         common = {"root": str(root), "repeats": asked.repeats}
         own = Job(

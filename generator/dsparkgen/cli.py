@@ -35,6 +35,13 @@ Root = Annotated[Path | None, typer.Option(help="Folder with specs/ and template
 Specs = Annotated[Path | None, typer.Option(help="Folder of private specs, instead of specs/; needs --out.")]
 SpecsAlone = Annotated[Path | None, typer.Option("--specs", help="Folder of private specs, instead of specs/.")]
 Out = Annotated[Path | None, typer.Option(help="Source root of the generated code, instead of generated/.")]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option("--tp", min=2, metavar="N", help="Instead: the chain over N ranks, each a GPU of this machine."),
+]
+Emulated = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Instead: the chain over so many ranks, all on one GPU, such as 4,8.")
+]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON here; - is stdout.")]
 
 
@@ -232,16 +239,23 @@ def verify(
     models: Models = None,
     batches: Annotated[int, typer.Option(min=1, help="Random batches of each kernel variant.")] = 200,
     replays: Annotated[int, typer.Option(min=1, help="Replays of a captured graph with changing inputs.")] = 1000,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile.")] = 6,
+    rows: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Request rows of the random batches; default: all.")
+    ] = None,
+    tp: TensorParallel = None,
+    emulated: Emulated = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; default: one a core.")] = None,
     record: Annotated[bool, typer.Option("--record", help="Write the evidence below benchmarks/results.")] = False,
     json_path: Json = None,
     root: Root = None,
     specs: Specs = None,
     out: Out = None,
 ) -> None:
-    """Run the kernels on this machine's GPU against the reference."""
+    """Run the kernels on this machine's GPU against the reference; with --tp or --emulated the chain over ranks."""
     roots = tree.find_roots(root, specs, out)
     names = _selected(models, roots)
+    counts = None if rows is None else _positive("--rows", rows)
+    worlds = () if emulated is None else _worlds("--emulated", emulated)
     from dsparkgen.verify import run_verify
 
     raise typer.Exit(
@@ -252,6 +266,9 @@ def verify(
             results=roots.results,
             batches=batches,
             replays=replays,
+            rows=counts,
+            tp=tp,
+            emulated=worlds,
             jobs=jobs,
             record=record,
             json_path=json_path,
@@ -264,7 +281,10 @@ def verify(
 def bench(
     models: Models = None,
     rows: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Request rows of a batch; default 1,4,8, with --pdl 1.")
+        str | None,
+        typer.Option(
+            metavar="LIST", help="Request rows of a batch; default 1,4,8, with step kernels 16,64; with --pdl 1."
+        ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=30, help="Rounds; medians are reported.")] = 35,
     shapes: Annotated[
@@ -277,6 +297,9 @@ def bench(
         bool,
         typer.Option("--pdl", help="Also the latency visible behind a kernel, by programmatic and by ordinary launch."),
     ] = False,
+    tp: TensorParallel = None,
+    emulated: Emulated = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes that prepare; default: one a core.")] = None,
     record: Annotated[bool, typer.Option("--record", help="Write the timings below benchmarks/results.")] = False,
     json_path: Json = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an SVG plot here.")] = None,
@@ -288,6 +311,7 @@ def bench(
     roots = tree.find_roots(root, specs, out)
     names = _selected(models, roots)
     numbers = None if rows is None else _positive("--rows", rows)
+    worlds = () if emulated is None else _worlds("--emulated", emulated)
     pairs = [_positive("--shapes", shape, separator="x", count=2) for shape in shapes.split(",")] if shapes else []
     from dsparkgen.bench import run_bench
 
@@ -304,6 +328,9 @@ def bench(
             shards=shards,
             sweep=sweep,
             pdl=pdl,
+            tp=tp,
+            emulated=worlds,
+            jobs=jobs,
             record=record,
             json_path=json_path,
             plot_path=plot,
@@ -391,6 +418,14 @@ def _positive(option: str, text: str, *, separator: str = ",", count: int | None
             f"{option}: expected positive numbers, such as {separator.join('12'[: count or 2])} (got {text})"
         )
     return tuple(map(int, parts))
+
+
+def _worlds(option: str, text: str) -> tuple[int, ...]:
+    """`4,8` as numbers of ranks, each at least 2."""
+    numbers = _positive(option, text)
+    if min(numbers) < 2:
+        raise tree.UsageError(f"{option}: expected numbers of ranks from 2 on, such as 4,8 (got {text})")
+    return numbers
 
 
 def _evidence(built: tree.Tree, roots: tree.Roots) -> tuple[list[str], list[evidence.KernelState]]:

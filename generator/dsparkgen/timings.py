@@ -142,7 +142,7 @@ class OneGpu:
     def __init__(self, bench: Bench, *, pdl: bool) -> None:
         timing = harness(bench.root, "benchmarks.timing")
         self._bench, self._pdl, product = bench, pdl, bench.product
-        variants = {"eager": bench.eager(), "fused": bench.fused()}
+        variants = {"eager": bench.eager()} | ({"fused": bench.fused()} if product.has("fused") else {})
         self._chain = product.has("chain") and bench.rows <= bench.config.MAX_ROWS
         if self._chain:
             chain = bench.sampler("ChainSampler")
@@ -158,7 +158,7 @@ class OneGpu:
         """The rows: of the chain, or where the batch is beyond it of the fused loop; and of the step kernels."""
         bench = self._bench
         us = {name: round(us, 2) for name, us in self._interleaved.medians_us(repeats=repeats).items()}
-        beside = {"eager_us": us["eager"], "fused_us": us["fused"]}
+        beside = {f"{name}_us": us[name] for name in ("eager", "fused") if name in us}
         floor = floors.chain_floor_us(device, bench.sizes)
         if self._chain:
             own = {"us": us["chain"], "noise_us": us["noise"], "call_us": us["call"]}
@@ -210,10 +210,10 @@ class EmulatedRanks:
         timing = harness(bench.root, "benchmarks.timing")
         self._bench, self._world = bench, world
         sampler = bench.sampler("EmulatedChainSampler", world=world)
-        stacked = [per_rank(case, world) for case in bench.cases]
+        checks = harness(bench.root, "tests.harness.checks")
+        stacked = [checks.stacked(case, world) for case in bench.cases]
         variants = {
             "eager": bench.eager(),
-            "fused": bench.fused(),
             "call": sampling(sampler, stacked),
             "chain": launches(sampler, stacked),
             "noise": bench.noise_alone(sampler),
@@ -233,16 +233,9 @@ class EmulatedRanks:
             noise_us=us["noise"],
             call_us=us["call"],
             eager_us=us["eager"],
-            fused_us=us["fused"],
             **of_floor(floors.emulated_floor_us(device, bench.sizes, world), us["chain"]),
             rank_floor_us=round(floors.rank_floor_us(device, bench.sizes, world), 2),
         )
-
-
-def per_rank(case: Any, world: int) -> Any:
-    """The case with outputs of every emulated rank: cache [world, max_reqs, N, columns], tokens [world, max_reqs, N]."""
-    cache, tokens = (tensor.expand(world, *tensor.shape).clone() for tensor in (case.logits_cache, case.draft_tokens))
-    return case.replace(logits_cache=cache, draft_tokens=tokens)
 
 
 def of_floor(floor: float, us: float) -> dict[str, float]:

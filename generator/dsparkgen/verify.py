@@ -1,24 +1,28 @@
-"""`verify`: the generated kernels against the oracle on this machine's GPU.
+"""`verify`: the generated kernels against the oracle on this machine's GPUs.
 
-Each pair of base and cache dtypes is checked in a process of its own, several at a time, so that the pairs compile side
-by side; so is the wait that must time out, which costs its process the CUDA context. ``record`` writes the evidence.
+Each pair of base and cache dtypes of each model is checked in a process of its own, several at a time, so that they compile
+side by side; so is the wait that must time out, which costs its process the CUDA context. ``record`` writes the evidence.
+
+Over several ranks the chain alone is checked: emulated, all ranks in one process; real, a process and a GPU each, every rank
+with the same inputs and each comparing its own outputs.
 """
 
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsparkgen import evidence
+from dsparkgen import evidence, rank_timings
 from dsparkgen.device import read_devices
 from dsparkgen.gpu import CannotTell, Product, generated_models, harness, load_product, need_cuda, this_device
+from dsparkgen.workers import Worker, finish_together, start_ranks
 
 OK, NO, CANNOT_TELL = 0, 1, 3
 SEED = 20261129
@@ -26,12 +30,13 @@ DIRECTED_SEED = 7
 TASK_SECONDS = 540.0
 PROBE_TIMEOUT_MS = 200
 AGREEMENT_BATCHES = 100  # of up to 8 rows and 5 positions: about 4000 positions
-NOISE, CHAIN, FUSED = "noise", "chain", "fused"
+DELAY_CYCLES = 100_000  # of one rank before a replay, 50 us: a whole chain
+NOISE, CHAIN, FUSED, STEP = KERNELS = ("noise", "chain", "fused", "step")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What one worker process checks of one model."""
+    """What one worker process, or one a rank, checks of one model."""
 
     root: str
     out: str
@@ -40,17 +45,44 @@ class Task:
     batches: int
     replays: int
     seed: int
+    rows: tuple[int, ...] | None = None  # request rows of the random batches; None: all
+    world: int = 1  # ranks of the chain
+    emulated: bool = False  # on one GPU
+
+    @property
+    def title(self) -> str:
+        """The part, with the ranks where there are several."""
+        return self.part if self.world == 1 else f"{self.part} over {self.ranks} ranks"
+
+    @property
+    def ranks(self) -> str:
+        """The number of ranks in words."""
+        return f"{self.world} emulated" if self.emulated else str(self.world)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check of one kernel or several: what it covered, or how it failed."""
+    """One check of one kernel: what it covered, or how it failed."""
 
     check: str
     kernels: tuple[str, ...]
     covered: Any = None
     failure: str | None = None
     seconds: float = 0.0
+    world: int = 1
+    emulated: bool = False
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to check of every model."""
+
+    batches: int
+    replays: int
+    seed: int
+    rows: tuple[int, ...] | None
+    tp: int | None
+    emulated: tuple[int, ...]
 
 
 def run_verify(
@@ -61,13 +93,16 @@ def run_verify(
     results: Path | None = None,
     batches: int = 200,
     replays: int = 1000,
+    rows: Sequence[int] | None = None,
+    tp: int | None = None,
+    emulated: Sequence[int] = (),
     seed: int = SEED,
-    jobs: int = 6,
+    jobs: int | None = None,
     record: bool = False,
     json_path: Path | None = None,
     command: str | None = None,
 ) -> int:
-    """Check models on this machine's GPU and print a table of what was covered.
+    """Check models on this machine's GPUs and print a table of what was covered.
 
     Args:
         root: The repository: specs/devices/ and tests/harness.
@@ -76,8 +111,11 @@ def run_verify(
         results: Folder of recorded results; default root/benchmarks/results.
         batches: Random batches of each pair of dtypes, and of the noise.
         replays: Replays of each captured graph.
+        rows: Request rows of the random batches; default: 1 to the model's maximum, and for the step kernels up to 128.
+        tp: Instead, the chain over so many ranks, each on a GPU of this machine.
+        emulated: Instead, the chain over these numbers of ranks, all on one GPU.
         seed: Of everything random.
-        jobs: Worker processes at a time.
+        jobs: Worker processes at a time; default: one a core.
         record: Write the evidence, where every check of a kernel passed.
         json_path: Where to write the findings as JSON.
         command: What to record as the command; default: this process's.
@@ -91,24 +129,29 @@ def run_verify(
     command = shlex.join(["dsparkgen", *sys.argv[1:]]) if command is None else command
     out = (root / "generated" if out is None else out).resolve()
     results = root / "benchmarks" / "results" if results is None else results
+    asked = Asked(batches, replays, seed, tuple(rows) if rows else None, tp, tuple(emulated))
     everything: dict[str, list[Finding]] = {}
     try:
         need_cuda()
+        if tp is not None:
+            rank_timings.need_gpus(tp)
         harness(root.resolve(), "tests.harness.checks")
-        for model in generated_models(out, models):
-            product = load_product(out, model)
-            device = this_device(product)
-            tasks = [
-                Task(str(root.resolve()), str(out), model, part, batches, replays, seed) for part in _parts(product)
-            ]
-            findings = _run_tasks(tasks, jobs)
-            everything[model] = findings
-            if record:
-                arch = read_devices(root / "specs" / "devices")[device].arch
-                entries = verified_entries(findings, product, arch)
-                if entries:
-                    path = evidence.record(results, device, model, command, verified=entries)
-                    _progress(f"recorded {', '.join(entry['kernel'] for entry in entries)} in {path}")
+        products = {name: load_product(out, name) for name in generated_models(out, models)}
+        device = {this_device(product) for product in products.values()}.pop()
+        arch = read_devices(root / "specs" / "devices")[device].arch
+        tasks = {name: _tasks(root.resolve(), out, product, asked) for name, product in products.items()}
+        with ThreadPoolExecutor(max_workers=max(1, jobs or os.cpu_count() or 1)) as pool:
+            # All models' parts share the processes; a run over real ranks has the GPUs to itself.
+            alone = {
+                task: pool.submit(_run_task, task) for own in tasks.values() for task in own if not _takes_all(task)
+            }
+            if asked.tp is not None:
+                wait(alone.values())
+            for model, product in products.items():
+                found = [alone[task].result() if task in alone else _run_task(task) for task in tasks[model]]
+                everything[model] = [finding for findings in found for finding in findings]
+                if record:
+                    _record(results, device, arch, product, command, everything[model])
     except CannotTell as error:
         _progress(f"verify: {error}")
         return CANNOT_TELL
@@ -121,13 +164,16 @@ def run_verify(
 
 
 def verified_entries(findings: Sequence[Finding], product: Product, arch: str) -> list[dict[str, Any]]:
-    """The evidence of the kernels whose every check passed; a kernel that nothing checked has none."""
+    """The evidence of the kernels whose every check passed, for each number of ranks; a kernel that nothing checked has none."""
     entries = []
-    for kernel in (NOISE, CHAIN, FUSED):
-        own = [finding for finding in findings if kernel in finding.kernels]
-        if own and not any(finding.failure for finding in own):
-            checks = {finding.check: finding.covered for finding in own}
-            entries.append({"kernel": kernel, "arch": arch, "inputs": product.digest(kernel), "checks": checks})
+    for world, emulated in sorted({(finding.world, finding.emulated) for finding in findings}):
+        ranks = ({"tp": world} if world > 1 else {}) | ({"emulated": True} if emulated else {})
+        for kernel in KERNELS:
+            own = [f for f in findings if kernel in f.kernels and (f.world, f.emulated) == (world, emulated)]
+            if own and not any(finding.failure for finding in own):
+                checks = {finding.check: finding.covered for finding in own}
+                entry = {"kernel": kernel, "arch": arch, "inputs": product.digest(kernel), "checks": checks}
+                entries.append(entry | ranks)
     return entries
 
 
@@ -143,45 +189,80 @@ def render_table(everything: Mapping[str, Sequence[Finding]]) -> str:
     return "\n".join(lines)
 
 
+def _tasks(root: Path, out: Path, product: Product, asked: Asked) -> list[Task]:
+    common = {"root": str(root), "out": str(out), "model": product.model}
+    amount = {"batches": asked.batches, "replays": asked.replays, "seed": asked.seed, "rows": asked.rows}
+    if asked.tp is None and not asked.emulated:
+        return [Task(**common, part=part, **amount) for part in _parts(product)]
+    if not product.has(CHAIN):
+        return []
+    worlds = [(world, True) for world in asked.emulated] + ([(asked.tp, False)] if asked.tp is not None else [])
+    return [
+        Task(**common, part=part, **amount, world=world, emulated=emulated)
+        for world, emulated in worlds
+        for part in _dtype_pairs(product)
+    ]
+
+
 def _parts(product: Product) -> list[str]:
-    parts = [NOISE] if product.has(NOISE) else []
-    if product.has(CHAIN) or product.has(FUSED):
-        parts += [f"{base}/{cache}" for base in product.config.BASE_DTYPES for cache in product.config.CACHE_DTYPES]
+    parts = _dtype_pairs(product) if any(map(product.has, (CHAIN, FUSED, STEP))) else []
+    parts += [NOISE] if product.has(NOISE) else []
     return parts + (["timeout"] if product.has(CHAIN) else [])
 
 
-def _run_tasks(tasks: Sequence[Task], jobs: int) -> list[Finding]:
-    with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
-        return [finding for findings in pool.map(_run_task, tasks) for finding in findings]
+def _dtype_pairs(product: Product) -> list[str]:
+    config = product.config
+    return [f"{base}/{cache}" for base in config.BASE_DTYPES for cache in config.CACHE_DTYPES]
+
+
+def _takes_all(task: Task) -> bool:
+    """Whether a task needs several GPUs."""
+    return task.world > 1 and not task.emulated
+
+
+def _record(results: Path, device: str, arch: str, product: Product, command: str, findings: Sequence[Finding]) -> None:
+    """Merge what was verified into the results of the GPUs that it ran on."""
+    places: dict[str, list[dict[str, Any]]] = {}
+    for entry in verified_entries(findings, product, arch):
+        gpus = 1 if entry.get("emulated") else entry.get("tp", 1)
+        places.setdefault(evidence.folder(device, gpus), []).append(entry)
+    for place, entries in places.items():
+        path = evidence.record(results, place, product.model, command, verified=entries)
+        _progress(f"recorded {', '.join(entry['kernel'] for entry in entries)} in {path}")
 
 
 def _run_task(task: Task) -> list[Finding]:
-    """Run one worker to its end. Whatever happens to it is a finding: a crash or silence fails its part."""
-    kernels = (NOISE,) if task.part == NOISE else (CHAIN,) if task.part == "timeout" else (CHAIN, FUSED)
-    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    """Run one task's workers to their end. Whatever happens to one is a finding: a crash or silence fails its part."""
     started = time.monotonic()
-    try:
-        ran = subprocess.run(
-            [sys.executable, "-m", "dsparkgen.verify", json.dumps(asdict(task))],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            timeout=TASK_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return [Finding(task.part, kernels, failure=f"no answer within {TASK_SECONDS:.0f} s")]
-    seconds = time.monotonic() - started
-    _progress(f"{task.model}: {task.part}: {seconds:.0f} s")
-    found = []
-    for line in ran.stdout.splitlines():
-        if line.startswith("{"):
-            values = json.loads(line)
-            found.append(Finding(**(values | {"kernels": tuple(values["kernels"])})))
-    if ran.returncode != OK and not any(finding.failure for finding in found):
-        found.append(Finding(task.part, kernels, failure=f"the worker ended with exit code {ran.returncode}"))
-    return found
+    if _takes_all(task):
+        workers = start_ranks("dsparkgen.verify", asdict(task), task.world, seconds=TASK_SECONDS)
+    else:
+        workers = [Worker("dsparkgen.verify", asdict(task), seconds=TASK_SECONDS)]
+    ended = finish_together(workers)
+    _progress(f"{task.model}: {task.title}: {time.monotonic() - started:.0f} s")
+    found: dict[tuple[str, tuple[str, ...]], Finding] = {}
+    for rank, (worker, end) in enumerate(zip(workers, ended, strict=True)):
+        prefix = f"rank {rank}: " if _takes_all(task) else ""
+        own = [Finding(**(line | {"kernels": tuple(line["kernels"])})) for line in end.lines]
+        if end.code != OK and not any(finding.failure for finding in own):
+            own.append(_finding(task, task.part, _kernels(task), failure=worker.ending(end.code)))
+        for finding in own:
+            key = (finding.check, finding.kernels)
+            if key not in found or (finding.failure and not found[key].failure):
+                failure = f"{prefix}{finding.failure}" if finding.failure else None
+                found[key] = Finding(**(vars(finding) | {"failure": failure}))
+    return list(found.values())
+
+
+def _kernels(task: Task) -> tuple[str, ...]:
+    """The kernels that a task's part is about, as far as its name says."""
+    if task.part == NOISE:
+        return (NOISE,)
+    return (CHAIN,) if task.part == "timeout" or task.world > 1 else (CHAIN, FUSED, STEP)
+
+
+def _finding(task: Task, check: str, kernels: tuple[str, ...], **values: Any) -> Finding:
+    return Finding(check, kernels, world=task.world, emulated=task.emulated, **values)
 
 
 def _progress(text: str) -> None:
@@ -192,13 +273,11 @@ def _progress(text: str) -> None:
 
 
 def work(task: Task) -> bool:
-    """Run one task in this process; print one JSON line a check. Returns whether all hold."""
+    """Run one task in this process; print one JSON line a check and kernel. Returns whether all hold."""
     import torch
 
     checks = harness(Path(task.root), "tests.harness.checks")
     product = load_product(Path(task.out), task.model)
-    device = torch.device("cuda", torch.cuda.current_device())
-    both = tuple(kernel for kernel in (CHAIN, FUSED) if product.has(kernel))
     good = True
 
     def run(name: str, kernels: tuple[str, ...], check: Callable[[], Any]) -> None:
@@ -214,33 +293,76 @@ def work(task: Task) -> bool:
             failures = dict.fromkeys(kernels, f"{type(error).__name__}: {error}")
         good = good and not failures
         seconds = round(time.monotonic() - started, 2)
-        for kernel in kernels:
+        # A kernel that only stood beside the others appears where it failed.
+        for kernel in dict.fromkeys([*kernels, *failures]):
             failure = failures.get(kernel)
-            finding = Finding(name, (kernel,), None if failure else covered, failure, seconds)
-            print(json.dumps(asdict(finding)), flush=True)
+            found = _finding(
+                task, name, (kernel,), covered=None if failure else covered, failure=failure, seconds=seconds
+            )
+            print(json.dumps(asdict(found)), flush=True)
 
-    if task.part == NOISE:
-        run("noise", (NOISE,), lambda: checks.check_noise(product, device, batches=task.batches, seed=task.seed))
+    part, amount = task.part, {"batches": task.batches, "seed": task.seed}
+    if _takes_all(task):
+        ranks = harness(Path(task.root), "benchmarks.ranks").open_ranks()
+    device = torch.device("cuda", torch.cuda.current_device())
+    if part == NOISE:
+        run("noise", (NOISE,), lambda: checks.check_noise(product, device, **amount))
         return good
-    if task.part == "timeout":
+    if part == "timeout":
         run("timeout", (CHAIN,), lambda: checks.provoke_timeout(product, device, timeout_ms=PROBE_TIMEOUT_MS))
         return good
-    base, cache = task.part.split("/")
+    base, cache = part.split("/")
     exact = checks.exact_subject(product, base, cache, device, seed=task.seed)
-    rough = checks.random_subject(product, base, cache, device, seed=task.seed)
+    kernels = tuple(kernel for kernel in (CHAIN, FUSED, STEP) if product.has(kernel))
+    if STEP in kernels and exact.step_sampler(checks.MAX_REQS) is None:
+        kernels = tuple(kernel for kernel in kernels if kernel != STEP)
+    before_replay = None
+    if task.world > 1:
+        kernels = (CHAIN,)
+        if task.emulated:
+            exact = checks.EmulatedSubject.of(exact, task.world)
+        else:
+            exact = checks.RankSubject.of(exact, ranks.group)
+            before_replay = partial(_delay_by_turns, ranks.rank, ranks.world)
     with torch.inference_mode():
-        part = task.part
-        run(f"bitwise {part}", both, lambda: checks.check_bitwise(exact, batches=task.batches, seed=task.seed))
-        run(f"directed {part}", both, lambda: checks.check_directed(exact, seed=DIRECTED_SEED))
-        run(f"independence {part}", both, lambda: checks.check_seed_dependence(exact, seed=DIRECTED_SEED))
-        run(f"graph {part}", both, lambda: checks.check_graph(exact, replays=task.replays, seed=task.seed))
-        run(f"agreement {part}", both, lambda: checks.check_agreement(rough, batches=AGREEMENT_BATCHES, seed=task.seed))
+        run(f"bitwise {part}", kernels, lambda: checks.check_bitwise(exact, **amount, rows=_chain_rows(task, product)))
+        run(f"directed {part}", kernels, lambda: checks.check_directed(exact, seed=DIRECTED_SEED))
+        graph = {"replays": task.replays, "seed": task.seed, "before_replay": before_replay}
+        run(f"graph {part}", kernels, lambda: checks.check_graph(exact, **graph))
+        if task.world > 1:
+            return good
+        run(f"independence {part}", kernels, lambda: checks.check_seed_dependence(exact, seed=DIRECTED_SEED))
+        rough = checks.random_subject(product, base, cache, device, seed=task.seed)
+        run(
+            f"agreement {part}",
+            kernels,
+            lambda: checks.check_agreement(rough, batches=AGREEMENT_BATCHES, seed=task.seed),
+        )
+        if STEP in kernels:
+            rows = task.rows or checks.EAGER_ROWS
+            run(f"eager {part}", (STEP,), lambda: checks.check_step_loop(rough, rows=rows, seed=task.seed))
     return good
 
 
+def _chain_rows(task: Task, product: Product) -> tuple[int, ...] | None:
+    """The row counts asked for that the chain takes; None where none were asked for."""
+    if task.rows is None:
+        return None
+    return tuple(rows for rows in task.rows if rows <= product.config.MAX_ROWS) or (1,)
+
+
+def _delay_by_turns(rank: int, world: int, replay: int) -> None:
+    """Let one rank after another come late."""
+    import torch
+
+    if replay % world == rank:
+        torch.cuda._sleep(DELAY_CYCLES)
+
+
 def _main() -> None:
-    task = Task(**json.loads(sys.argv[1]))
-    good = work(task)
+    values = json.loads(sys.argv[1])
+    rows = values.pop("rows")
+    good = work(Task(**values, rows=None if rows is None else tuple(rows)))
     sys.stdout.flush()
     # A process whose CUDA context is lost may fail, or hang, in its destructors: nothing is left to do in them.
     os._exit(OK if good else NO)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -22,6 +22,17 @@ from .oracle import oracle, prefix_agreement, same_bits, why_unequal
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MAX_REQS = 11  # request states: more than rows, so that some stay unused
 FUSED_ROWS = (9, 17, 33)  # beyond the chain: the fused loop's second and third tile of 16 rows, and one row over
+EAGER_ROWS = (
+    1,
+    2,
+    3,
+    7,
+    8,
+    16,
+    33,
+    64,
+    128,
+)  # step kernels against the eager loop: every block size, and both sides of each
 LAYOUTS: tuple[Layout, ...] = ("plain", "odd", "steps_first")
 SEEDS = (0, -1, 1, 42, 2**31, 2**32, -(2**63), 2**63 - 1)
 # Sample positions whose noise is extreme for request seed 42: hash 0 at token 95872, hash 2^32 - 1 (u rounds to 1) at 114765.
@@ -67,6 +78,7 @@ class Subject:
     device: torch.device
     weights: tuple[torch.Tensor, torch.Tensor]
     forks: int = field(default=0, init=False)
+    _steps: dict[int, Any] = field(default_factory=dict, init=False)
     failures: dict[str, str] = field(default_factory=dict, init=False)  # first failure of each kernel in this check
 
     @cached_property
@@ -74,9 +86,12 @@ class Subject:
         """The chain's sampler, or None where the model has no chain kernel."""
         if not self.product.has("chain"):
             return None
-        return self.product.module("launch").ChainSampler(
-            *self.weights, max_reqs=MAX_REQS, cache_dtype=DTYPES[self.cache]
-        )
+        return self.chain_sampler()
+
+    def chain_sampler(self) -> Any:
+        """A new sampler of the chain for `MAX_REQS` request states."""
+        launch = self.product.module("launch")
+        return launch.ChainSampler(*self.weights, max_reqs=MAX_REQS, cache_dtype=DTYPES[self.cache])
 
     @cached_property
     def fused(self) -> Any:
@@ -89,6 +104,17 @@ class Subject:
             return None
         return self.product.module("fused").FusedLoop(*self.weights, max_reqs=max_reqs)
 
+    def step_sampler(self, max_reqs: int) -> Any:
+        """The step kernels' sampler for a number of request states, or None where the model or these dtypes have none."""
+        if not self.product.has("step"):
+            return None
+        if max_reqs not in self._steps:
+            sampler = self.product.module("launch").StepSampler
+            options = {"max_reqs": max_reqs, "cache_dtype": DTYPES[self.cache]}
+            declined = sampler.why_not(*self.weights, **options)
+            self._steps[max_reqs] = None if declined else sampler(*self.weights, **options)
+        return self._steps[max_reqs]
+
     def samplers(self, case: Case) -> Iterator[tuple[str, Sample]]:
         """The kernels that take this case and have not failed yet, by name."""
         if self.chain is not None and self.chain.supports(case.rows, case.base_logits):
@@ -96,6 +122,13 @@ class Subject:
                 yield "chain", self._sample_chain
         if self.fused is not None and "fused" not in self.failures:
             yield "fused", self._sample_fused
+        step = self.step_sampler(case.max_reqs)
+        if step is not None and step.why_not_call(case.rows, case.base_logits) is None and "step" not in self.failures:
+            yield "step", lambda mine: step.sample(*mine.call_arguments, query_per_row=mine.query_per_row)
+
+    def graph_samplers(self, case: Case) -> Iterator[tuple[str, Sample]]:
+        """What is captured and compared with each other; the first draws, or copies what an earlier one drew."""
+        return self.samplers(case)
 
     def conclude(self, covered: Any) -> Any:
         """End a check: raise CheckFailed with what failed, or return what was covered."""
@@ -114,6 +147,85 @@ class Subject:
     def _sample_fused(self, case: Case) -> None:
         loop = self.fused if case.max_reqs == MAX_REQS else self.fused_loop(case.max_reqs)
         loop.sample(*case.call_arguments, query_per_row=case.query_per_row)
+
+
+class EmulatedSubject(Subject):
+    """The chain over several ranks that one GPU runs in one launch; every rank's outputs are compared."""
+
+    world: int = 1
+    _drawn: Case | None = None
+
+    @classmethod
+    def of(cls, subject: Subject, world: int) -> EmulatedSubject:
+        """The ranks of another subject's model, on its weights."""
+        made = cls(subject.product, subject.base, subject.cache, subject.device, subject.weights)
+        made.world = world
+        return made
+
+    def chain_sampler(self) -> Any:
+        launch, options = self.product.module("launch"), {"max_reqs": MAX_REQS, "cache_dtype": DTYPES[self.cache]}
+        return launch.EmulatedChainSampler(*self.weights, **options, world=self.world)
+
+    def samplers(self, case: Case) -> Iterator[tuple[str, Sample]]:
+        if self.chain.supports(case.rows, case.base_logits) and "chain" not in self.failures:
+            for rank in range(self.world):
+                yield "chain", partial(self._rank_outputs, rank)
+
+    def graph_samplers(self, case: Case) -> Iterator[tuple[str, Sample]]:
+        yield from self.samplers(case)
+        if self.fused is not None:
+            yield "fused", self._sample_fused
+
+    def _rank_outputs(self, rank: int, case: Case) -> None:
+        """Give a case the outputs of one rank. Rank 0 comes first, and draws for all."""
+        if rank == 0:
+            self._drawn = stacked(case, self.world)
+            self._sample_chain(self._drawn)
+        assert self._drawn is not None
+        case.logits_cache.copy_(self._drawn.logits_cache[rank])
+        case.draft_tokens.copy_(self._drawn.draft_tokens[rank])
+
+
+class RankSubject(Subject):
+    """The chain over several ranks, of which this process is one; all of them run the same checks.
+
+    A rank that has found a difference goes on launching, since its peers wait for it.
+    """
+
+    group: Any = None
+
+    @classmethod
+    def of(cls, subject: Subject, group: Any) -> RankSubject:
+        """This rank of another subject's model, on its weights. group: the ranks' CPU group. A collective."""
+        made = cls(subject.product, subject.base, subject.cache, subject.device, subject.weights)
+        made.group = group
+        return made
+
+    def chain_sampler(self) -> Any:
+        launch, options = self.product.module("launch"), {"max_reqs": MAX_REQS, "cache_dtype": DTYPES[self.cache]}
+        return launch.ChainSampler(*self.weights, **options, group=self.group)
+
+    def samplers(self, case: Case) -> Iterator[tuple[str, Sample]]:
+        if self.chain.supports(case.rows, case.base_logits):
+            yield "chain", self._sample_chain
+
+    def graph_samplers(self, case: Case) -> Iterator[tuple[str, Sample]]:
+        yield from self.samplers(case)
+        if self.fused is not None:
+            yield "fused", self._sample_fused
+
+
+def stacked(case: Case, world: int) -> Case:
+    """The case with outputs of every emulated rank, poisoned: each lies in memory as the case's own does."""
+
+    def every_rank(tensor: torch.Tensor) -> torch.Tensor:
+        entries = len(tensor.untyped_storage()) // tensor.element_size()
+        storage = torch.empty(world * entries, dtype=tensor.dtype, device=tensor.device)
+        return storage.as_strided((world, *tensor.shape), (entries, *tensor.stride()), tensor.storage_offset())
+
+    made = case.replace(logits_cache=every_rank(case.logits_cache), draft_tokens=every_rank(case.draft_tokens))
+    made.poison()
+    return made
 
 
 # --- noise ---
@@ -172,19 +284,41 @@ def check_noise(product: Product, device: torch.device, *, batches: int, seed: i
 # --- chain and fused, to the bit ---
 
 
-def check_bitwise(subject: Subject, *, batches: int, seed: int) -> dict[str, Any]:
+def check_bitwise(subject: Subject, *, batches: int, seed: int, rows: Sequence[int] | None = None) -> dict[str, Any]:
     """Tokens and whole caches of random batches equal the oracle's to the bit; ``subject`` has exact weights.
 
-    Row counts go round from 1 to the model's maximum. Batches mix padding rows, temperatures, ties, NaN, infinities,
+    Row counts go round, from 1 to the model's maximum where none are given. Batches mix padding rows, temperatures, ties, NaN, infinities,
     strided and misaligned base logits and caches, wider caches, states that differ by position, and extreme seeds.
     """
     rng = random.Random(seed)
-    rows = range(1, subject.product.config.MAX_ROWS + 1)
+    counts = range(1, subject.product.config.MAX_ROWS + 1) if rows is None else rows
     for batch in range(batches):
-        compare(subject, vary(subject, rng, rows[batch % len(rows)], seed=rng.randrange(2**31)), f"batch {batch}")
-    return subject.conclude(
-        {"batches": batches, "rows": f"1..{len(rows)}", "base": subject.base, "cache": subject.cache}
-    )
+        compare(subject, vary(subject, rng, counts[batch % len(counts)], seed=rng.randrange(2**31)), f"batch {batch}")
+    named = f"1..{len(counts)}" if rows is None else ",".join(map(str, rows))
+    return subject.conclude({"batches": batches, "rows": named, "base": subject.base, "cache": subject.cache})
+
+
+def check_step_loop(subject: Subject, *, rows: Sequence[int], seed: int) -> dict[str, Any]:
+    """The step kernels' tokens and whole caches equal the eager loop's to the bit, with random weights: the same products.
+
+    Base logits and cache lie aligned, and so that only scalar accesses fit. No row has a NaN.
+    """
+    most = max(rows)
+    step = subject.step_sampler(most)
+    for count in rows:
+        for layout in ("plain", "odd"):
+            case = make_case(subject, count, seed=seed + count, max_reqs=most, layout=layout)
+            eager, mine = case.with_fresh_outputs(), case.with_fresh_outputs()
+            EagerLoop(eager)()
+            step.sample(*mine.call_arguments, query_per_row=mine.query_per_row)
+            tokens = int((mine.draft_tokens[:count] != eager.draft_tokens[:count]).sum())
+            if tokens or not same_bits(mine.logits_cache, eager.logits_cache):
+                subject.failures["step"] = (
+                    f"base {subject.base}, cache {subject.cache}, {count} rows, layout {layout}: {tokens} of "
+                    f"{count * case.num_steps} tokens differ from the eager loop's; caches "
+                    f"{'equal' if same_bits(mine.logits_cache, eager.logits_cache) else 'differ'}"
+                )
+    return subject.conclude({"rows": list(rows), "layouts": ["plain", "odd"]})
 
 
 def check_directed(subject: Subject, *, seed: int) -> dict[str, Any]:
@@ -193,7 +327,7 @@ def check_directed(subject: Subject, *, seed: int) -> dict[str, Any]:
     for name, case in directed_cases(subject, seed):
         compare(subject, case, name)
         covered.append(name)
-    for rows in FUSED_ROWS if subject.fused is not None else ():
+    for rows in FUSED_ROWS if type(subject) is Subject else ():
         case = make_case(subject, rows, seed=seed + rows, max_reqs=max(FUSED_ROWS), padding_rows=rows // 4)
         compare(subject, case, f"{rows} rows")
     return subject.conclude({"cases": covered, "base": subject.base, "cache": subject.cache})
@@ -418,49 +552,67 @@ def check_agreement(subject: Subject, *, batches: int, seed: int) -> dict[str, A
 
 
 def check_graph(
-    subject: Subject, *, replays: int, seed: int, oracle_every: int = ORACLE_EVERY, rows: int | None = None
+    subject: Subject,
+    *,
+    replays: int,
+    seed: int,
+    oracle_every: int = ORACLE_EVERY,
+    rows: int | None = None,
+    before_replay: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """One captured graph, replayed with other seeds, positions, temperatures, anchors, base logits and padding.
 
     Each replay compares the kernels with each other to the bit, on the device; every ``oracle_every``-th, and the first
-    three, with the oracle. ``subject`` has exact weights.
+    three, with the oracle. ``subject`` has exact weights. ``before_replay`` may queue work, such as a delay of one rank.
     """
     rows = subject.product.config.MAX_ROWS if rows is None else rows
     case = make_case(subject, rows, seed=seed)
-    graphs: dict[str, tuple[torch.cuda.CUDAGraph, Case]] = {}
+    graphs: list[Captured] = []
     if subject.chain is not None:
         subject.chain.warmup()
     if subject.fused is not None:
         subject.fused.warmup(DTYPES[subject.cache])
-    for kernel, sample in subject.samplers(case):
+    for kernel, sample in subject.graph_samplers(case):
         mine = case.with_fresh_outputs()
+        sample(mine)  # what this shape needs is compiled
         subject.forks = 0  # the next chain call forks its noise: the side stream is captured too
         torch.cuda.synchronize(subject.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             sample(mine)
-        graphs[kernel] = (graph, mine)
+        graphs.append(Captured(kernel, graph, mine))
     generator = torch.Generator(subject.device).manual_seed(seed)
     mappings = _mappings(case, random.Random(seed), min(replays, MAPPINGS))
     different = torch.zeros((), dtype=torch.int64, device=subject.device)
     for replay in range(replays):
         _refill(case, generator, mappings[replay % len(mappings)])
-        for graph, mine in graphs.values():
-            mine.poison()
-            graph.replay()
+        for captured in graphs:
+            captured.case.poison()
+            if before_replay is not None:
+                before_replay(replay)
+            captured.graph.replay()
         if replay < 3 or replay % oracle_every == 0:
             _compare_replay(subject, case, graphs, replay)
         elif len(graphs) > 1:
-            first, *others = (mine for _, mine in graphs.values())
+            first, *others = (captured.case for captured in graphs)
             for other in others:
                 different += (first.draft_tokens != other.draft_tokens).sum()
                 # Bits, so that NaN equals NaN.
                 kind = torch.int16 if first.logits_cache.element_size() == 2 else torch.int32
                 different += (first.logits_cache.view(kind) != other.logits_cache.view(kind)).sum()
+    kernels = sorted({captured.kernel for captured in graphs})
     if int(different) and not subject.failures:
-        text = f"{int(different)} values differ between {' and '.join(graphs)} over {replays} replays"
-        subject.failures |= {kernel: f"base {subject.base}, cache {subject.cache}: {text}" for kernel in graphs}
-    return subject.conclude({"replays": replays, "rows": rows, "kernels": sorted(graphs)})
+        text = f"{int(different)} values differ between {' and '.join(kernels)} over {replays} replays"
+        subject.failures |= {kernel: f"base {subject.base}, cache {subject.cache}: {text}" for kernel in kernels}
+    return subject.conclude({"replays": replays, "rows": rows, "kernels": kernels})
+
+
+class Captured(NamedTuple):
+    """One sampler's graph and the outputs that it writes."""
+
+    kernel: str
+    graph: torch.cuda.CUDAGraph
+    case: Case
 
 
 def _mappings(case: Case, rng: random.Random, count: int) -> torch.Tensor:
@@ -487,11 +639,9 @@ def _refill(case: Case, generator: torch.Generator, mapping: torch.Tensor) -> No
     case.input_ids.view(rows, case.query_per_row).add_(padding * vocab)
 
 
-def _compare_replay(
-    subject: Subject, case: Case, graphs: Mapping[str, tuple[torch.cuda.CUDAGraph, Case]], replay: int
-) -> None:
+def _compare_replay(subject: Subject, case: Case, graphs: Sequence[Captured], replay: int) -> None:
     want_tokens, want_cache = oracle(case)
-    for kernel, (_, mine) in graphs.items():
+    for kernel, _, mine in graphs:
         if not (torch.equal(mine.draft_tokens, want_tokens) and same_bits(mine.logits_cache, want_cache)):
             reason = why_unequal(case, mine.draft_tokens, mine.logits_cache)
             subject.failures.setdefault(kernel, f"graph replay {replay}: {reason}")
