@@ -20,19 +20,18 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
+from cutlass import Float32, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_fake_stream
 
-from .._device import keys, ptx, step_fill, step_math, step_memory, step_scan, step_tail
+from .._device import keys, ptx, step_fill, step_math, step_memory, step_rows, step_scan, step_tail
 from . import config
-from .config import NUM_STEPS, RANK_DIM, VOCAB_SIZE
+from .config import NUM_STEPS
 
 LANES = 32
 DRAFT_SALT = {{ spec.noise.draft_salt }}  # noise.draft_salt
 BLOCK_SIZES = (1024, 2048, 4096, 8192)  # vocabulary columns of a block; all give the same tokens
 MOST_THREADS = 256  # of a block
 SHARD_ENTRIES = 8  # a position's row of a flat shard is padded to a multiple: 16 bytes of bf16
-KEY_BYTES = 8  # of a warp's best key in shared memory
 
 # What the compiled kernels take, in this order: addresses and sizes as Python ints, strides in elements, then the stream.
 ANCHOR_ARGUMENTS = (
@@ -101,7 +100,7 @@ Context = namedtuple("Context", CONTEXT.split())
 
 def scratch_words(rows: int) -> int:
     """64-bit words that the step kernels need for so many request rows, zero before the first launch."""
-    return rows * step_tail.SCRATCH_BYTES // KEY_BYTES
+    return rows * step_tail.SCRATCH_WORDS
 
 
 def threads_of(block: int) -> int:
@@ -111,37 +110,12 @@ def threads_of(block: int) -> int:
 
 def shared_bytes(block: int) -> int:
     """Shared memory of a block: the best key of each warp."""
-    return threads_of(block) // LANES * KEY_BYTES
+    return threads_of(block) // LANES * step_tail.KEY_BYTES
 
 
 def shard_pitch(width: int) -> int:
     """Entries from one position's row of a flat shard to the next."""
     return -(-width // SHARD_ENTRIES) * SHARD_ENTRIES
-
-
-class AnchorKernel(step_tail.Tail):
-    """Embeddings of the anchors, and the scratch of their rows zeroed. One warp a row."""
-
-    @cute.kernel
-    def kernel(self, embed: Int64, embeddings: Int64, input_ids: Int64, query_per_row: Int32, scratch: Int64):
-        lane, _, _ = cute.arch.thread_idx()
-        row, _, _ = cute.arch.block_idx()
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
-        if lane < step_tail.SCRATCH_BYTES // KEY_BYTES:
-            ptx.stg_s64(scratch + Int64(row) * step_tail.SCRATCH_BYTES + lane * KEY_BYTES, Int64(0))
-        token = Int32(ptx.ldg_b32(input_ids + Int64(row) * Int64(query_per_row) * 4))
-        if (token < 0) | (token >= VOCAB_SIZE):
-            token = Int32(0)
-        self.gather_embedding(lane, embed, token, embeddings, row)
-
-    @cute.jit
-    def __call__(
-        self, embed: Int64, embeddings: Int64, input_ids: Int64, query_per_row: Int32, scratch: Int64, rows: Int32, stream
-    ):
-        self.kernel(embed, embeddings, input_ids, query_per_row, scratch).launch(
-            grid=[rows, 1, 1], block=[LANES, 1, 1], stream=stream, use_pdl=self.pdl
-        )
 
 
 class StepKernel(step_scan.Scan, step_tail.Tail):
@@ -158,7 +132,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         self.most_turns = block // (threads * step_scan.ENTRIES)
         self.shared_bytes = shared_bytes(block)
         step_scan.Scan.__init__(self, config, base_dtype, cache_dtype, vector, threads)
-        step_tail.Tail.__init__(self, RANK_DIM, pdl)
+        step_tail.Tail.__init__(self, config, pdl)
 
     @cute.kernel
     def kernel(
@@ -240,20 +214,20 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
 
         # The block's best key, and the row's once all its blocks have arrived
         top, low = keys.warp_largest(c.best[0], c.best[1])
-        shared = Int32(cutlass.memory.SmemAllocator().allocate(self.shared_bytes, KEY_BYTES).toint())
+        shared = Int32(cutlass.memory.SmemAllocator().allocate(self.shared_bytes, step_tail.KEY_BYTES).toint())
         if lane == 0:
-            ptx.sts_b64(shared + warp * KEY_BYTES, [top, low])
+            ptx.sts_b64(shared + warp * step_tail.KEY_BYTES, [top, low])
         cute.arch.sync_threads()
         top, low = Uint32(0), Uint32(0)
         if tid < self.threads // LANES:
-            top, low = ptx.lds_b64(shared + tid * KEY_BYTES)
+            top, low = ptx.lds_b64(shared + tid * step_tail.KEY_BYTES)
         if warp == 0:
             top, low = keys.warp_largest(top, low)
             arrived = Uint32(0)
             if lane == 0:
                 if top != 0:
                     step_memory.raise_key(scratch_row, (Uint64(top) << Uint64(32)) | Uint64(low))
-                arrived = step_memory.arrive(scratch_row + KEY_BYTES, Uint32(parts - 1))
+                arrived = step_memory.arrive(scratch_row + step_tail.KEY_BYTES, Uint32(parts - 1))
             if cute.arch.shuffle_sync(arrived, 0) == Uint32(parts - 1):
                 self.finish_row(
                     lane, row, step, scratch_row, draft_tokens, token_stride, embed, embeddings, packets
@@ -281,7 +255,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         low = Uint32(cute.arch.shuffle_sync(Uint32(winner & Uint64(0xFFFFFFFF)), 0))
         token = Int32(low ^ Uint32(step_tail.ALL_ONES))
         if cutlass.const_expr(self.sharded):
-            self.write_packet(lane, packets, row, top, token, config.PACKET_WORDS, config.PACKET_FIELDS)
+            self.write_packet(lane, packets, row, top, token)
         else:
             self.write_token(lane, draft_tokens, token_stride, row, step, token)
             self.gather_embedding(lane, embed, token, embeddings, row)
@@ -321,98 +295,6 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         )  # fmt: skip
 
 
-class PickKernel(step_tail.Tail):
-    """The winner of each row from the packets of all ranks. One warp a row."""
-
-    @cute.kernel
-    def kernel(
-        self,
-        packets: Int64,
-        draft_tokens: Int64,
-        token_stride: Int64,
-        embed: Int64,
-        embeddings: Int64,
-        step: Int32,
-        world: Int32,
-    ):
-        lane, _, _ = cute.arch.thread_idx()
-        row, _, _ = cute.arch.block_idx()
-        rows, _, _ = cute.arch.grid_dim()
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
-        words, fields = config.PACKET_WORDS, config.PACKET_FIELDS
-        token = self.pick_token(lane, packets, row, rows, world, words, fields["score"][0], fields["token"][0])
-        self.write_token(lane, draft_tokens, token_stride, row, step, token)
-        self.gather_embedding(lane, embed, token, embeddings, row)
-
-    @cute.jit
-    def __call__(
-        self,
-        packets: Int64,
-        draft_tokens: Int64,
-        token_stride: Int64,
-        embed: Int64,
-        embeddings: Int64,
-        rows: Int32,
-        step: Int32,
-        world: Int32,
-        stream,
-    ):
-        self.kernel(packets, draft_tokens, token_stride, embed, embeddings, step, world).launch(
-            grid=[rows, 1, 1], block=[LANES, 1, 1], stream=stream, use_pdl=self.pdl
-        )
-
-
-class FillKernel(step_fill.Fill):
-    """The cache of every row and position from the ranks' flat shards."""
-
-    @cute.kernel
-    def kernel(
-        self,
-        shards: Int64,
-        rank_stride: Int64,
-        pitch: Int64,
-        cache: Int64,
-        cache_req_stride: Int64,
-        cache_pos_stride: Int64,
-        idx_mapping: Int64,
-        inverse: Int64,
-        width: Int32,
-    ):
-        tid, _, _ = cute.arch.thread_idx()
-        part, step, row = cute.arch.block_idx()
-        cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
-        sample = Int64(row) * NUM_STEPS + Int64(step)
-        state = ptx.ldg_s64(idx_mapping + sample * 8)
-        if state >= 0:
-            source = shards + sample * pitch * self.cache_bytes
-            target = cache + (state * cache_req_stride + Int64(step) * cache_pos_stride) * self.cache_bytes
-            self.fill(tid, part, source, rank_stride, target, inverse, width)
-
-    @cute.jit
-    def __call__(
-        self,
-        shards: Int64,
-        rank_stride: Int64,
-        pitch: Int64,
-        cache: Int64,
-        cache_req_stride: Int64,
-        cache_pos_stride: Int64,
-        idx_mapping: Int64,
-        inverse: Int64,
-        rows: Int32,
-        world: Int32,
-        width: Int32,
-        stream,
-    ):
-        self.kernel(
-            shards, rank_stride, pitch, cache, cache_req_stride, cache_pos_stride, idx_mapping, inverse, width
-        ).launch(
-            grid=[self.parts, NUM_STEPS, rows], block=[step_fill.THREADS, 1, 1], stream=stream, use_pdl=self.pdl
-        )
-
-
 def _compile(kernel, names: tuple[str, ...], arch: str | None, options: str):
     dummies = [Int32(1) if name in NARROW else Int64(16) for name in names]
     flags = f"--gpu-arch {arch} {options}" if arch else options
@@ -424,7 +306,7 @@ def compile_anchor_embed(*, pdl: bool = False, arch: str | None = None, options:
 
     Returns the callable of the DSL: it takes ANCHOR_ARGUMENTS, then a stream. `pdl`: programmatic dependent launch.
     """
-    return _compile(AnchorKernel(RANK_DIM, pdl), ANCHOR_ARGUMENTS, arch, options)
+    return _compile(step_rows.AnchorKernel(config, pdl), ANCHOR_ARGUMENTS, arch, options)
 
 
 def compile_step(
@@ -449,14 +331,14 @@ def compile_step(
 
 def compile_pick(*, pdl: bool = False, arch: str | None = None, options: str = ""):
     """Compiles pick; it takes PICK_ARGUMENTS, then a stream."""
-    return _compile(PickKernel(RANK_DIM, pdl), PICK_ARGUMENTS, arch, options)
+    return _compile(step_rows.PickKernel(config, pdl), PICK_ARGUMENTS, arch, options)
 
 
 def compile_cache_fill(
     cache_dtype: str, *, vector: bool = True, pdl: bool = False, arch: str | None = None, options: str = ""
 ):
     """Compiles cache_fill; it takes FILL_ARGUMENTS, then a stream. `vector`: as for step, of shards and cache."""
-    return _compile(FillKernel(config, cache_dtype, vector, pdl), FILL_ARGUMENTS, arch, options)
+    return _compile(step_fill.FillKernel(config, cache_dtype, vector, pdl), FILL_ARGUMENTS, arch, options)
 
 
 def compile_builds() -> dict[str, tuple[Callable[[str, str], Any], int]]:

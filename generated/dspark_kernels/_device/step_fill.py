@@ -3,6 +3,7 @@
 With a reduced vocabulary the row is by target id: a column takes its draft id's logit, or -inf where no draft id maps to it.
 """
 
+import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from . import ptx, step_memory
@@ -20,7 +21,7 @@ class Fill:
 
     def __init__(self, config, cache_dtype: str, vector: bool, pdl: bool) -> None:
         self.cache_bytes = config.DTYPE_BYTES[cache_dtype]
-        self.vocab_size, self.maps_ids, self.pdl = config.VOCAB_SIZE, config.D2T, pdl
+        self.vocab_size, self.num_steps, self.maps_ids, self.pdl = config.VOCAB_SIZE, config.NUM_STEPS, config.D2T, pdl
         self.vector = vector and not self.maps_ids  # a map scatters its entries
         self.parts = -(-self.vocab_size // BLOCK)
 
@@ -82,3 +83,51 @@ class Fill:
             ptx.stg_words_if(mine, address, [word])
         else:
             ptx.stg_u16_if(mine, address, word)
+
+
+class FillKernel(Fill):
+    """The cache of every row and position from the ranks' flat shards."""
+
+    @cute.kernel
+    def kernel(
+        self,
+        shards: Int64,
+        rank_stride: Int64,
+        pitch: Int64,
+        cache: Int64,
+        cache_req_stride: Int64,
+        cache_pos_stride: Int64,
+        idx_mapping: Int64,
+        inverse: Int64,
+        width: Int32,
+    ):
+        tid, _, _ = cute.arch.thread_idx()
+        part, step, row = cute.arch.block_idx()
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+        sample = Int64(row) * self.num_steps + Int64(step)
+        state = ptx.ldg_s64(idx_mapping + sample * 8)
+        if state >= 0:
+            source = shards + sample * pitch * self.cache_bytes
+            target = cache + (state * cache_req_stride + Int64(step) * cache_pos_stride) * self.cache_bytes
+            self.fill(tid, part, source, rank_stride, target, inverse, width)
+
+    @cute.jit
+    def __call__(
+        self,
+        shards: Int64,
+        rank_stride: Int64,
+        pitch: Int64,
+        cache: Int64,
+        cache_req_stride: Int64,
+        cache_pos_stride: Int64,
+        idx_mapping: Int64,
+        inverse: Int64,
+        rows: Int32,
+        world: Int32,
+        width: Int32,
+        stream,
+    ):
+        self.kernel(
+            shards, rank_stride, pitch, cache, cache_req_stride, cache_pos_stride, idx_mapping, inverse, width
+        ).launch(grid=[self.parts, self.num_steps, rows], block=[THREADS, 1, 1], stream=stream, use_pdl=self.pdl)

@@ -11,7 +11,9 @@ from . import keys, ptx
 LANES = 32
 PIECE = 16  # bytes that a lane copies at once
 BF16_BYTES, WORD_BYTES, TOKEN_BYTES = 2, 4, 8
+KEY_BYTES = 8  # a 64-bit key: keys.ordered of the score, then the complement of the token id
 SCRATCH_BYTES = 32  # of a row: its best key and its count of arrivals, alone in a sector of memory
+SCRATCH_WORDS = SCRATCH_BYTES // KEY_BYTES
 MINUS_INFINITY = 0xFF800000
 NO_TOKEN = 0x7FFFFFFF  # of a rank without a candidate: larger than any id, so that it loses to another rank's -inf
 ALL_ONES = 0xFFFFFFFF
@@ -20,8 +22,9 @@ ALL_ONES = 0xFFFFFFFF
 class Tail:
     """The part of a step kernel behind the winner. Methods are for one warp, whose lanes all take part."""
 
-    def __init__(self, rank_dim: int, pdl: bool) -> None:
-        self.embed_bytes, self.pdl = BF16_BYTES * rank_dim, pdl
+    def __init__(self, config, pdl: bool) -> None:
+        self.embed_bytes, self.vocab_size, self.pdl = BF16_BYTES * config.RANK_DIM, config.VOCAB_SIZE, pdl
+        self.packet_words, self.packet_fields = config.PACKET_WORDS, config.PACKET_FIELDS
 
     @cute.jit
     def gather_embedding(self, lane: Int32, embed: Int64, token: Int32, embeddings: Int64, row: Int32):
@@ -34,24 +37,13 @@ class Tail:
                 ptx.stg_b128_if(Boolean(True), target + at, ptx.ldg_b128(source + at))
 
     @cute.jit
-    def write_token(
-        self, lane: Int32, draft_tokens: Int64, token_stride: Int64, row: Int32, step: Int32, token: Int32
-    ):
+    def write_token(self, lane: Int32, draft_tokens: Int64, token_stride: Int64, row: Int32, step: Int32, token: Int32):
         """The row's draft token at this position."""
         if lane == 0:
             ptx.stg_s64(draft_tokens + (Int64(row) * token_stride + Int64(step)) * TOKEN_BYTES, Int64(token))
 
     @cute.jit
-    def write_packet(
-        self,
-        lane: Int32,
-        packets: Int64,
-        row: Int32,
-        rank: Uint32,
-        token: Int32,
-        words: cutlass.Constexpr,
-        fields: cutlass.Constexpr,
-    ):
+    def write_packet(self, lane: Int32, packets: Int64, row: Int32, rank: Uint32, token: Int32):
         """The row's packet: the score of this rank (keys.ordered; 0: no candidate) and its token id. Words without a field are 0."""
         score = score_of(rank)
         if rank == 0:
@@ -59,34 +51,24 @@ class Tail:
         is_nan = ptx.select(score == score, Uint32(0), Uint32(1))
         if lane == 0:
             values = {"score": [ptx.bits_of(score)], "nan": [is_nan], "token": [Uint32(token), Uint32(0)]}
-            packet = packet_words(words, fields, values)
-            for i in cutlass.range_constexpr(words):
-                ptx.stg_b32(packets + (Int64(row) * words + i) * WORD_BYTES, packet[i])
+            packet = packed(self.packet_words, self.packet_fields, values)
+            for i in cutlass.range_constexpr(self.packet_words):
+                ptx.stg_b32(packets + (Int64(row) * self.packet_words + i) * WORD_BYTES, packet[i])
 
     @cute.jit
-    def pick_token(
-        self,
-        lane: Int32,
-        packets: Int64,
-        row: Int32,
-        rows: Int32,
-        world: Int32,
-        words: cutlass.Constexpr,
-        score_word: cutlass.Constexpr,
-        token_word: cutlass.Constexpr,
-    ):
+    def pick_token(self, lane: Int32, packets: Int64, row: Int32, rows: Int32, world: Int32):
         """The winner among all ranks' packets of a row."""
         top, low = Uint32(0), Uint32(0)
         for rank in cutlass.range(lane, world, LANES, unroll=1):
-            packet = packets + (Int64(rank) * Int64(rows) + Int64(row)) * (words * WORD_BYTES)
-            score = ptx.float_of(ptx.ldg_b32(packet + score_word * WORD_BYTES))
-            token = ptx.ldg_b32(packet + token_word * WORD_BYTES)
+            packet = packets + (Int64(rank) * Int64(rows) + Int64(row)) * (self.packet_words * WORD_BYTES)
+            score = ptx.float_of(ptx.ldg_b32(packet + self.packet_fields["score"][0] * WORD_BYTES))
+            token = ptx.ldg_b32(packet + self.packet_fields["token"][0] * WORD_BYTES)
             top, low = keys.larger(keys.ordered(score), token ^ Uint32(ALL_ONES), top, low)
         top, low = keys.warp_largest(top, low)
         return Int32(low ^ Uint32(ALL_ONES))
 
 
-def packet_words(words: int, fields: Mapping[str, tuple[int, int]], values: Mapping[str, list[Uint32]]) -> list[Uint32]:
+def packed(words: int, fields: Mapping[str, tuple[int, int]], values: Mapping[str, list[Uint32]]) -> list[Uint32]:
     """The words of a packet: each field's value at its place, 0 elsewhere."""
     packet = [Uint32(0)] * words
     for name, (first, count) in fields.items():
