@@ -4,12 +4,15 @@ One CTA of 32 threads per SM: few registers and no shared memory, so that a CTA 
 on-chip memory of the SM asked for as shared memory, so that the chain need not wait for another division of it.
 """
 
+from ctypes import c_int32, c_int64, c_void_p
+
 import cutlass
 import cutlass.cute as cute
 import torch
 from cuda.bindings import driver
 from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_ptr
+from dspark_kernels._device.cubin_launch import ask
 
 THREADS = 32
 CARVEOUT_PERCENT = 100  # of the on-chip memory, as shared memory
@@ -41,7 +44,6 @@ class ProducerKernel:
             grid=[self.ctas, 1, 1],
             block=[THREADS, 1, 1],
             stream=stream,
-            preferred_smem_carveout=CARVEOUT_PERCENT,
         )
 
 
@@ -57,11 +59,22 @@ def compile_producer(ctas: int, *, arch: str | None = None, options: str = ""):
 
 
 class Producer:
-    """The compiled kernel for one GPU, one CTA per SM. It is launched on the current stream, as any kernel is."""
+    """The compiled kernel for one GPU, one CTA per SM. It is launched on the current stream, as any kernel is.
+
+    It is launched by the driver, which is asked for CARVEOUT_PERCENT of the on-chip memory as shared memory: launched by CuTe DSL
+    with that as an option, it left no room, and the chain started at its end.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._compiled = compile_producer(torch.cuda.get_device_properties(device).multi_processor_count)
+        self._ctas = torch.cuda.get_device_properties(device).multi_processor_count
+        compiled = compile_producer(self._ctas, options="--keep-cubin")
+        (name,) = compiled.kernel_info
+        self._library = ask(driver.cuLibraryLoadData(compiled.artifacts.CUBIN, [], [], 0, [], [], 0), "producer")
+        kernel = ask(driver.cuLibraryGetKernel(self._library, name.encode()), "producer")
+        self._function = ask(driver.cuKernelGetFunction(kernel), "producer")
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        ask(driver.cuFuncSetAttribute(self._function, attribute, CARVEOUT_PERCENT), "producer")
 
     def hold(self, hold_us: float) -> None:
         """Keep every SM for `hold_us` microseconds and write nothing."""
@@ -79,4 +92,5 @@ class Producer:
 
     def _launch(self, source: int, target: int, words: int, hold_us: float) -> None:
         stream = driver.CUstream(torch.cuda.current_stream(self.device).cuda_stream)
-        self._compiled(_pointer(source), _pointer(target), Int32(words), Int64(round(hold_us * 1000)), stream)
+        arguments = ((source, target, words, round(hold_us * 1000)), (c_void_p, c_void_p, c_int32, c_int64))
+        ask(driver.cuLaunchKernel(self._function, self._ctas, 1, 1, THREADS, 1, 1, 0, stream, arguments, 0), "producer")

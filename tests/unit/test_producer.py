@@ -25,8 +25,6 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 def test_a_chain_fits_beside_it(compiled: object) -> None:
     resources = read_resources(compiled.artifacts.CUBIN)  # type: ignore[attr-defined]
     assert resources.registers * producer.THREADS <= REGISTERS_LEFT
-    ((_, attributes),) = compiled.kernel_info.items()  # type: ignore[attr-defined]
-    assert list(attributes.values()) == [producer.CARVEOUT_PERCENT]
 
 
 def test_it_lets_the_chain_start_and_writes_only_after_the_wait(compiled: object) -> None:
