@@ -83,7 +83,7 @@ class ChainSetup:
         self.ranks, self.share, self.device = ranks, share, embed_weight.device
         self.embed_weight, self.head_weight = embed_weight, chain_share.rank_head(config, head_weight, share)
         self.max_reqs, self.cache_dtype, self.check_ranks, _, self.timeout_ms, self.pdl = options
-        self._lines = chain_share.lines_of(config, host.read_device(self.device), share, options.device_name)
+        self._lines = chain_share.lines_of(config, host.read_device(self.device), share, options)
         self.max_rows = min(config.MAX_ROWS, self.max_reqs, max(self._lines))
         self._expected = Expectations(
             config,
@@ -126,6 +126,8 @@ class ChainSetup:
             "base dtypes": list(self.config.BASE_DTYPES),
             "cache_dtype": self._cache_name,
             "check_ranks": self.check_ranks,
+            # A rank that waits for ever would not see that a peer has given up.
+            "timeout_ms": self.timeout_ms,
         }
 
     def _refuse(self, reason: str | None) -> None:

@@ -126,9 +126,19 @@ def rank_head(config: ModuleType, head_weight: torch.Tensor, share: Share) -> to
 
 
 def lines_of(
-    config: ModuleType, facts: host.DeviceFacts, share: Share, device_name: str | None
+    config: ModuleType, facts: host.DeviceFacts, share: Share, options: Options
 ) -> dict[int, plan_line.PlanLine]:
     """The plan lines that a share's launches take, by row slots, ascending. Ask ``why_no_place`` first."""
+    lines = _shard_lines(config, facts, share, options.device_name)
+    if not options.pdl:
+        return lines
+    shape = (config.RANK_DIM, config.NUM_STEPS, facts.smem_per_block)
+    return {slots: plan_line.overlapping(line, *shape) for slots, line in lines.items()}
+
+
+def _shard_lines(
+    config: ModuleType, facts: host.DeviceFacts, share: Share, device_name: str | None
+) -> dict[int, plan_line.PlanLine]:
     planned = 1 if share.emulated else share.world
     lines = host.plan_lines(config.PLANS, config.DEVICES, facts, planned, device_name)
     shape = (share.shard_width, config.DRAWN_COLUMNS, config.RANK_DIM, config.NUM_STEPS)
@@ -151,7 +161,7 @@ def why_no_place(config: ModuleType, device: torch.device, share: Share, options
     if reason is not None:
         return reason
     sm = host.read_sm(device) if options.pdl else None
-    for line in lines_of(config, facts, share, device_name).values():
+    for line in lines_of(config, facts, share, options).values():
         for base in config.BASE_DTYPES:
             shape = block_shape(config, line, base)
             if shape["shared"] > facts.smem_per_block:

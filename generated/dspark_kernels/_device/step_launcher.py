@@ -321,7 +321,7 @@ class StepLauncher:
         stream = torch.cuda.current_stream(self.device).cuda_stream
         anchor.launch(arguments | {"embeddings": embeddings.data_ptr()}, stream)
         for step in range(config.NUM_STEPS):
-            torch.mm(embeddings[step], self._head.t(), out=views.bias)
+            self.product(embeddings[step], views.bias)
             arguments["step"] = step
             arguments["base"] = base + step * arguments["base_step_bytes"]
             arguments["cache"] = cache + step * arguments["cache_step_bytes"]
@@ -334,6 +334,15 @@ class StepLauncher:
             if sharded:
                 yield views.shards
             fill.launch(arguments | {"cache": logits_cache.data_ptr()}, stream)
+
+    def product(self, embeddings: torch.Tensor, out: torch.Tensor) -> None:
+        """The bias of one position, as the engine's linear layer computes it: the same call of cuBLAS, into a buffer that stays.
+
+        Args:
+            embeddings: bf16 [rows, RANK_DIM].
+            out: bf16 [rows, rows of the head].
+        """
+        torch.mm(embeddings, self._head.t(), out=out)
 
     def _columns(self, base_logits: torch.Tensor) -> torch.Tensor:
         """This rank's columns of base logits, which may be all there are."""
@@ -379,7 +388,7 @@ class StepLauncher:
         for rows in range(1, self.max_reqs + 1):
             # cuBLAS loads a kernel at its first use, and chooses it by the row count.
             views = self.call_views(rows)
-            torch.mm(views.embeddings[0], self._head.t(), out=views.bias)
+            self.product(views.embeddings[0], views.bias)
         for rows, variant in step_call.variants(self.config, self.max_reqs, self.width):
             for base_dtype in self._expected.base_dtypes:
                 call = step_call.padding_call(self._expected, rows, base_dtype, aligned=variant.vector)

@@ -37,6 +37,7 @@ LOOP: Mapping[str, Mapping[str, str]] = {
         "DSparkSpeculator._sample_sequential": "1d0b82097667",
         "DSparkSpeculator._sample_logits": "60b1efb42715",
     },
+    _BASE: {"DraftModelSpeculator._maybe_predict_acceptance": "3cf07b188a75"},
     _GUMBEL: {
         "_DRAFT_NOISE_SALT": "1ab2b38ba779",
         "spec_step_seed": "2e0aa03549c9",

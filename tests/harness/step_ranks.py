@@ -1,0 +1,80 @@
+"""The step kernels over several ranks on one GPU: the ranks run in turn, and copies stand for the all-gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .cases import Case
+
+Gather = Callable[[torch.Tensor, Sequence[torch.Tensor]], object]
+
+
+def stack(gathered: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """All ranks' tensors, by rank, into one."""
+    torch.stack(list(parts), out=gathered)
+
+
+class EmulatedStepSampler:
+    """`world` step samplers, each with its slice of one head, that advance from gather to gather together.
+
+    Args:
+        launch: a generated model's launch.py.
+        weights: embedding and whole head.
+        world: number of ranks.
+        max_reqs: request states, and the most rows of a call.
+        cache_dtype: of the logits cache.
+        block: vocabulary columns of a CTA for every row count; None takes the model's table.
+    """
+
+    def __init__(
+        self,
+        launch: Any,
+        weights: tuple[torch.Tensor, torch.Tensor],
+        *,
+        world: int,
+        max_reqs: int,
+        cache_dtype: torch.dtype,
+        block: int | None = None,
+    ) -> None:
+        embed, head = weights
+        constants = vars(launch.StepSampler.config)
+        if block is not None:
+            constants = constants | {"STEP_BLOCKS": (), "STEP_DEFAULT_BLOCK": block}
+
+        class Rank(launch.StepSampler):  # type: ignore[name-defined, misc]
+            config = SimpleNamespace(**{name: value for name, value in constants.items() if name.isupper()})
+
+            @classmethod
+            def why_not_ranks(cls, head_weight: Any, group: Any, device_group: Any) -> str | None:
+                """Emulated ranks have no process groups."""
+                return None
+
+        self.ranks = []
+        for rank in range(world):
+            part = launch.VocabParallelHead(head, vocab_size=embed.shape[0], rank=rank, world=world)
+            sampler = Rank(embed, part, max_reqs=max_reqs, cache_dtype=cache_dtype)
+            sampler.compile()
+            self.ranks.append(sampler)
+
+    def sample(self, case: Case, *, shards: bool = False, gather: Gather = stack) -> list[Case]:
+        """Draw a case on every rank; one case with outputs of its own per rank.
+
+        Args:
+            case: inputs; its outputs are not touched.
+            shards: give each rank its own columns of the base logits alone, not all of them.
+            gather: stands for the all-gather of one rank.
+        """
+        outputs = [case.with_fresh_outputs() for _ in self.ranks]
+        loops = []
+        for sampler, mine in zip(self.ranks, outputs, strict=True):
+            columns = slice(sampler.first, sampler.first + sampler.width) if shards else slice(None)
+            base, *others = mine.call_arguments
+            loops.append(sampler.steps(base[:, :, columns], *others, query_per_row=mine.query_per_row))
+        for exchanges in zip(*loops, strict=True):
+            for exchange in exchanges:
+                gather(exchange.gathered, [other.own for other in exchanges])
+        return outputs

@@ -1,0 +1,378 @@
+"""The step kernels on this machine's GPU: tokens and cache equal the engine's eager loop to the bit.
+
+Models with the trained number of positions and with another one; every row count around the borders of the block table; operands
+where vectors are allowed and where they are not; every build. Rows with NaN follow the oracle, on weights whose dot products are
+exact. Where the GEMM of the engine and of the sampler could differ, both run it on the same weights and the same shapes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+SEED = 31
+MAX_REQS = 128
+ROWS = (1, 2, 3, 7, 8, 16, 33, 64, 128)
+STEPS = (5, 15)
+BLOCKS = (1024, 2048, 4096, 8192)
+MODELS = ("deepseek_v41", "muse_spark")
+BF16 = torch.bfloat16
+TEMPERATURES = (0.0, 1.0, 0.7, 1.3, 0.05)
+REPLAYS = 20
+LATE_US = 100.0  # how long a kernel ahead lets the step kernels wait for what it writes
+
+
+class Stage:
+    """A model rendered for a number of positions, with random weights, and its step sampler."""
+
+    def __init__(self, folder: Path, model: str, num_steps: int, device: Any) -> None:
+        from dsparkgen import bench, gpu
+        from dsparkgen.device import load_devices
+        from dsparkgen.spec import ModelSpec, read_specs
+
+        values = read_specs(ROOT / "specs")[model].model_dump()
+        values["draft"]["num_steps"] = num_steps
+        spec = ModelSpec.model_validate(values)
+        bench.write_package([spec], load_devices(ROOT), ROOT / "templates", folder)
+        self.product = gpu.load_product(folder, model)
+        self.config, self.launch = self.product.config, self.product.module("launch")
+        self.device = device
+        self.vocab, self.rank_dim = self.config.VOCAB_SIZE, self.config.RANK_DIM
+        generator = torch.Generator(device).manual_seed(SEED)
+        shape = (self.vocab, self.rank_dim)
+        embed = (torch.randn(shape, generator=generator, device=device) * self.rank_dim**-0.5).bfloat16()
+        head = (torch.randn(shape, generator=generator, device=device) * 2.0).bfloat16()
+        self.weights = embed, head
+        self.sampler = self.make()
+
+    def make(self, weights: Any = None, *, max_reqs: int = MAX_REQS, cache: Any = BF16, **constants: Any) -> Any:
+        """A step sampler; `constants` replace those of the model's config, as the launcher reads them."""
+        kind = self.launch.StepSampler
+        if constants:
+            given = {name: value for name, value in vars(self.config).items() if name.isupper()} | constants
+            kind = type("Changed", (kind,), {"config": SimpleNamespace(**given)})
+        return kind(*(weights or self.weights), max_reqs=max_reqs, cache_dtype=cache)
+
+    def case(self, rows: int, *, seed: int, weights: Any = None, **options: Any) -> Any:
+        """A random case; padding rows have anchors in range, as the eager loop needs them."""
+        from tests.harness.cases import Transform, random_case
+
+        options.setdefault("max_reqs", MAX_REQS)
+        case = random_case(
+            self.vocab,
+            self.rank_dim,
+            self.config.NUM_STEPS,
+            rows,
+            seed=seed,
+            device=self.device,
+            weights=weights or self.weights,
+            temperatures=TEMPERATURES,
+            **options,
+        ).replace(transform=Transform.of(self.config))
+        case.input_ids.remainder_(self.vocab)
+        return case
+
+
+@pytest.fixture(scope="module", params=list(itertools.product(MODELS, STEPS)), ids=lambda p: f"{p[0]}-{p[1]}")
+def stage(request: pytest.FixtureRequest, cuda: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    model, num_steps = request.param
+    yield Stage(tmp_path_factory.mktemp(f"{model}_{num_steps}"), model, num_steps, cuda)
+    torch.cuda.empty_cache()
+
+
+def why_unlike_the_engine(case: Any, sampler: Any) -> str | None:
+    """Run a case by the sampler and by the eager loop; the first difference in words, or None."""
+    from tests.harness.eager import EagerLoop
+
+    got, want = case.with_fresh_outputs(), case.with_fresh_outputs()
+    EagerLoop(want)()
+    sampler.sample(*got.call_arguments, query_per_row=got.query_per_row)
+    return why_unequal(got, want)
+
+
+def why_unequal(got: Any, want: Any) -> str | None:
+    """The first difference of two cases' outputs in words, or None; NaN equals NaN."""
+    from tests.harness.oracle import same_bits
+
+    wrong = torch.nonzero(got.draft_tokens != want.draft_tokens)
+    if len(wrong):
+        row, step = wrong[0].tolist()
+        pair = f"{int(want.draft_tokens[row, step])}, got {int(got.draft_tokens[row, step])}"
+        return f"row {row}, position {step}: expected token {pair}; {len(wrong)} tokens differ"
+    if same_bits(got.logits_cache, want.logits_cache):
+        return None
+    bits = [
+        x.logits_cache.contiguous().view(torch.int16 if x.logits_cache.element_size() == 2 else torch.int32)
+        for x in (got, want)
+    ]
+    state, step, column = torch.nonzero(bits[0] != bits[1])[0].tolist()
+    pair = f"{float(want.logits_cache[state, step, column])}, got {float(got.logits_cache[state, step, column])}"
+    return f"cache [{state}, {step}, {column}]: expected {pair}"
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_equal_to_the_engines_loop(stage: Stage, rows: int) -> None:
+    case = stage.case(rows, seed=SEED + rows, padding_rows=rows // 4)
+    assert stage.sampler.variant(rows, case.base_logits, case.logits_cache).vector
+    assert why_unlike_the_engine(case, stage.sampler) is None
+
+
+@pytest.mark.parametrize("layout", ["odd", "steps_first"])
+@pytest.mark.parametrize("rows", [1, 3, 8, 33, 128])
+def test_equal_with_operands_out_of_alignment(stage: Stage, rows: int, layout: Any) -> None:
+    case = stage.case(rows, seed=SEED + rows, layout=layout, query_per_row=stage.config.NUM_STEPS + 1)
+    assert stage.sampler.variant(rows, case.base_logits, case.logits_cache).vector == (layout == "steps_first")
+    assert why_unlike_the_engine(case, stage.sampler) is None
+
+
+@pytest.mark.parametrize("operand", ["base", "cache"])
+def test_each_operand_alone_out_of_alignment(stage: Stage, operand: str) -> None:
+    plain, odd = (stage.case(9, seed=SEED, layout=layout) for layout in ("plain", "odd"))
+    if operand == "base":
+        case = plain.replace(base_logits=odd.base_logits)
+    else:
+        case = plain.replace(logits_cache=odd.logits_cache)
+    assert not stage.sampler.variant(9, case.base_logits, case.logits_cache).vector
+    assert why_unlike_the_engine(case, stage.sampler) is None
+
+
+@pytest.mark.parametrize("more", [64, 3], ids=["aligned", "misaligned"])
+def test_a_padded_head_is_multiplied_as_it_is(stage: Stage, more: int) -> None:
+    """The product runs over the padding as the engine's does, and leaves its stride under the bias; the padding is NaN."""
+    embed, head = stage.weights
+    padding = torch.full((more, stage.rank_dim), float("nan"), dtype=BF16, device=stage.device)
+    weights = embed, torch.cat([head, padding])
+    sampler = stage.make(weights)
+    for rows in (1, 5, 40):
+        case = stage.case(rows, seed=SEED + rows, weights=weights)
+        assert stage.sampler.variant(rows, case.base_logits, case.logits_cache).vector
+        assert sampler.variant(rows, case.base_logits, case.logits_cache).vector == (more == 64 or rows == 1)
+        assert why_unlike_the_engine(case, sampler) is None, rows
+
+
+@pytest.mark.parametrize("pdl", [0, MAX_REQS], ids=["plain", "pdl"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_build_draws_the_same(stage: Stage, block: int, pdl: int) -> None:
+    sampler = stage.make(STEP_BLOCKS=(), STEP_DEFAULT_BLOCK=block, STEP_PDL_MAX_ROWS=pdl)
+    for rows, layout in ((1, "plain"), (6, "odd"), (20, "plain"), (20, "odd")):
+        case = stage.case(rows, seed=SEED + rows, layout=layout)
+        variant = sampler.variant(rows, case.base_logits, case.logits_cache)
+        assert variant == (block, bool(pdl), layout == "plain")
+        assert why_unlike_the_engine(case, sampler) is None, (rows, layout)
+
+
+@pytest.mark.parametrize(("base", "cache"), [("bf16", "fp32"), ("fp32", "bf16"), ("fp32", "fp32")])
+def test_other_dtypes(stage: Stage, base: str, cache: str) -> None:
+    if base not in stage.config.BASE_DTYPES or cache not in stage.config.CACHE_DTYPES:
+        pytest.skip(f"{stage.config.MODEL} has no kernels for {base} base logits and a {cache} cache")
+    from tests.harness.checks import DTYPES
+
+    sampler = stage.make(cache=DTYPES[cache], max_reqs=24)
+    for rows, layout in ((2, "plain"), (7, "odd"), (24, "plain")):
+        options = {"base_dtype": DTYPES[base], "cache_dtype": DTYPES[cache], "layout": layout, "max_reqs": 24}
+        assert why_unlike_the_engine(stage.case(rows, seed=SEED + rows, **options), sampler) is None, (rows, layout)
+
+
+def nan_cases(stage: Stage, weights: Any) -> Iterator[tuple[str, Any]]:
+    """Inputs with NaN or without a finite logit, each named."""
+    embed, head = weights
+    vocab, nan = stage.vocab, float("nan")
+    for name, columns in (
+        ("one NaN", [5]),
+        ("the last", [vocab - 1]),
+        ("in two blocks", [8192 * 3 + 1, 4]),
+        ("all", ...),
+    ):
+        case = stage.case(5, seed=SEED, weights=weights)
+        case.base_logits[1, :, columns] = nan
+        yield name, case
+    case = stage.case(5, seed=SEED, weights=weights)
+    case.base_logits[:] = float("-inf")
+    yield "all masked", case
+    case = stage.case(5, seed=SEED, weights=weights, padding_rows=2)
+    case.base_logits[:, :, 7] = nan
+    unused = sorted(set(range(MAX_REQS)) - set(case.idx_mapping.tolist()))
+    case.temperature[unused] = nan
+    yield "in padding rows, and in temperatures that no row has", case
+    spoiled = head.clone()
+    spoiled[vocab // 2] = nan
+    yield "a head row", stage.case(5, seed=SEED, weights=(embed, spoiled))
+
+
+def test_rows_with_nan(stage: Stage) -> None:
+    """The lowest id with a NaN score, at every block size; the other rows of the batch draw as without."""
+    from tests.harness.cases import exact_weights
+    from tests.harness.oracle import why_unequal as why_unlike_the_oracle
+
+    weights = exact_weights(stage.vocab, stage.rank_dim, seed=SEED, device=stage.device)
+    for block in BLOCKS:
+        for name, case in nan_cases(stage, weights):
+            sampler = stage.make(
+                (case.embed_weight, case.head_weight), max_reqs=MAX_REQS, STEP_BLOCKS=(), STEP_DEFAULT_BLOCK=block
+            )
+            sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
+            assert why_unlike_the_oracle(case, case.draft_tokens, case.logits_cache) is None, (block, name)
+
+
+def test_equal_to_the_oracle_on_exact_weights(stage: Stage) -> None:
+    from tests.harness.cases import exact_weights
+    from tests.harness.oracle import why_unequal as why_unlike_the_oracle
+
+    weights = exact_weights(stage.vocab, stage.rank_dim, seed=SEED, device=stage.device)
+    sampler = stage.make(weights)
+    for rows, layout in ((1, "odd"), (10, "plain")):
+        case = stage.case(rows, seed=SEED + rows, weights=weights, layout=layout, padding_rows=rows // 4)
+        sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
+        assert why_unlike_the_oracle(case, case.draft_tokens, case.logits_cache) is None, rows
+
+
+# --- ranks, emulated ---
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_vocabulary_parallel_ranks_draw_what_one_rank_draws(stage: Stage, world: int) -> None:
+    """On weights whose dot products are exact, so that no GEMM's order of sums can differ between the shards."""
+    from tests.harness.cases import exact_weights
+    from tests.harness.step_ranks import EmulatedStepSampler
+
+    weights = exact_weights(stage.vocab, stage.rank_dim, seed=SEED, device=stage.device)
+    alone = stage.make(weights, max_reqs=33)
+    ranks = EmulatedStepSampler(stage.launch, weights, world=world, max_reqs=33, cache_dtype=BF16, block=2048)
+    for rows, layout, shards in ((1, "plain", True), (3, "odd", False), (33, "steps_first", True)):
+        case = stage.case(rows, seed=SEED + rows, weights=weights, layout=layout, padding_rows=rows // 4, max_reqs=33)
+        if rows == 3:
+            case.base_logits[1, :, stage.vocab - 2] = float("nan")
+        want = case.with_fresh_outputs()
+        alone.sample(*want.call_arguments, query_per_row=want.query_per_row)
+        for rank, got in enumerate(ranks.sample(case, shards=shards)):
+            assert why_unequal(got, want) is None, (rows, rank)
+
+
+# --- builds and graphs ---
+
+
+def test_warmup_compiles_all_and_later_calls_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 40
+    sampler = stage.make(max_reqs=most)
+    sampler.warmup()
+    step = stage.product.module("step")
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError(f"compiled after warmup: {args} {options}")
+
+    for name in ("compile_anchor_embed", "compile_step", "compile_pick", "compile_cache_fill"):
+        monkeypatch.setattr(step, name, refuse)
+    cases = [
+        stage.case(rows, seed=SEED, layout=layout, max_reqs=most)
+        for rows in (1, 2, 3, 8, 9, 16, 17, 33, most)
+        for layout in ("plain", "odd")
+    ]
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for case in cases:
+        sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_nothing_compiles_under_capture(stage: Stage) -> None:
+    sampler = stage.make(max_reqs=4)
+    case = stage.case(2, seed=SEED, max_reqs=4)
+    with pytest.raises(RuntimeError, match="is not compiled; call warmup"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
+
+
+@pytest.mark.parametrize("rows", [8, 40])
+def test_case_35_one_graph_serves_other_requests(stage: Stage, rows: int) -> None:
+    """Rows in use, states, seeds, positions, temperatures, anchors and logits differ from replay to replay."""
+    held = stage.case(rows, seed=SEED)
+    stage.sampler.sample(*held.call_arguments, query_per_row=held.query_per_row)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stage.sampler.sample(*held.call_arguments, query_per_row=held.query_per_row)
+    from tests.harness.eager import EagerLoop
+
+    for replay in range(REPLAYS):
+        case = stage.case(rows, seed=SEED + replay, padding_rows=replay % rows)
+        want = case.with_fresh_outputs()
+        EagerLoop(want)()
+        for mine, given in zip(held.call_arguments[:6], case.call_arguments[:6], strict=True):
+            mine.copy_(given)
+        held.poison()
+        graph.replay()
+        assert why_unequal(held, want) is None, replay
+
+
+# --- kernels ahead that write late (case 34) ---
+
+
+@pytest.mark.parametrize("rows", [1, 24])
+def test_case_34_a_step_behind_a_product_that_is_written_late(
+    stage: Stage, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The right bias is written late, over a wrong one, by a kernel that lets its dependents start at once."""
+    from benchmarks.producer import Producer
+
+    sampler, producer = stage.make(STEP_PDL_MAX_ROWS=MAX_REQS), Producer(stage.device)
+    case = stage.case(rows, seed=SEED + rows)
+    assert why_unlike_the_engine(case, sampler) is None
+    product = sampler.product
+
+    def late(embeddings: Any, out: Any) -> None:
+        right = torch.empty_like(out)
+        product(embeddings, right)
+        torch.neg(right, out=out)
+        producer.copy(right.view(-1).view(torch.int32), out.view(-1).view(torch.int32), LATE_US)
+
+    monkeypatch.setattr(sampler, "product", late)
+    for _ in range(3):
+        assert why_unlike_the_engine(case, sampler) is None
+
+
+@pytest.mark.parametrize("rows", [1, 24])
+def test_case_34_anchors_that_are_written_late(stage: Stage, rows: int) -> None:
+    from benchmarks.producer import Producer
+    from tests.harness.eager import EagerLoop
+
+    sampler, producer = stage.make(STEP_PDL_MAX_ROWS=MAX_REQS), Producer(stage.device)
+    case = stage.case(rows, seed=SEED + rows)
+    want = case.with_fresh_outputs()
+    EagerLoop(want)()
+    right = case.input_ids.clone()
+    for _ in range(3):
+        case.poison()
+        case.input_ids.copy_((right + 1) % stage.vocab)
+        producer.copy(right, case.input_ids, LATE_US)
+        sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
+        assert why_unequal(case, want) is None
+
+
+def test_case_34_packets_and_shards_that_arrive_late(stage: Stage) -> None:
+    from benchmarks.producer import Producer
+    from tests.harness.cases import exact_weights
+    from tests.harness.step_ranks import EmulatedStepSampler
+
+    weights = exact_weights(stage.vocab, stage.rank_dim, seed=SEED, device=stage.device)
+    alone = stage.make(weights, max_reqs=4)
+    ranks = EmulatedStepSampler(stage.launch, weights, world=2, max_reqs=4, cache_dtype=BF16, block=1024)
+    case = stage.case(3, seed=SEED, weights=weights, max_reqs=4)
+    want = case.with_fresh_outputs()
+    alone.sample(*want.call_arguments, query_per_row=want.query_per_row)
+    producer = Producer(stage.device)
+
+    def late(gathered: Any, parts: list[Any]) -> None:
+        right = torch.stack(parts).view(-1).view(torch.int32)
+        # Token 0 with score 0 in every packet, zeros in every shard: valid, and wrong.
+        gathered.zero_()
+        producer.copy(right, gathered.view(-1).view(torch.int32), LATE_US)
+
+    for rank, got in enumerate(ranks.sample(case, gather=late)):
+        assert why_unequal(got, want) is None, rank
