@@ -39,24 +39,27 @@ class Transform:
 class Case:
     """One call's tensors, named and shaped as in the samplers' `sample`, and the constants that the oracle needs.
 
-    V = vocab_size, R = rank_dim, N = num_steps.
+    V = vocab_size, D = draft_vocab_size, R = rank_dim, N = num_steps.
     """
 
     embed_weight: torch.Tensor  # bf16 [V, R], by target id
-    head_weight: torch.Tensor  # bf16 [V, R]
-    base_logits: torch.Tensor  # bf16 or fp32 [rows, N, V], last stride 1
+    head_weight: torch.Tensor  # bf16 [D, R], by draft id
+    base_logits: torch.Tensor  # bf16 or fp32 [rows, N, D], last stride 1
     input_ids: torch.Tensor  # int32, anchor of row r at r * query_per_row
     idx_mapping: torch.Tensor  # int64 [rows * N], negative for padding
     sample_pos: torch.Tensor  # int64 [rows * N]
     temperature: torch.Tensor  # fp32 [max_reqs]
     seeds: torch.Tensor  # int64 [max_reqs]
-    logits_cache: torch.Tensor  # bf16 or fp32 [max_reqs, N, >= V], poisoned
+    logits_cache: torch.Tensor | None  # bf16 or fp32 [max_reqs, N, >= V], poisoned; None for greedy drafts
     draft_tokens: torch.Tensor  # int64 [max_reqs, N], poisoned
     query_per_row: int
     sampling_limit: int
     draft_salt: int = DRAFT_SALT
     step_mix: bool = True
     transform: Transform = Transform()
+    noise_scheme: str = "murmur3_32"
+    d2t: torch.Tensor | None = None  # int64 [D], target id = draft id + d2t[draft id]; None where the ids are the same
+    target_vocab: int | None = None  # V of a reduced draft vocabulary
 
     @property
     def rows(self) -> int:
@@ -68,7 +71,18 @@ class Case:
 
     @property
     def vocab_size(self) -> int:
+        """Target ids."""
+        return self.draft_vocab_size if self.target_vocab is None else self.target_vocab
+
+    @property
+    def draft_vocab_size(self) -> int:
         return self.base_logits.shape[2]
+
+    @property
+    def target_ids(self) -> torch.Tensor:
+        """int64 [D]: the target id of every draft id."""
+        ids = torch.arange(self.draft_vocab_size, device=self.device)
+        return ids if self.d2t is None else ids + self.d2t
 
     @property
     def rank_dim(self) -> int:
@@ -83,7 +97,7 @@ class Case:
         return self.base_logits.device
 
     @property
-    def call_arguments(self) -> tuple[torch.Tensor, ...]:
+    def call_arguments(self) -> tuple[torch.Tensor | None, ...]:
         """The positional arguments of a sampler's `sample`; outputs are this case's own tensors."""
         return (
             self.base_logits,
@@ -98,12 +112,14 @@ class Case:
 
     def poison(self) -> None:
         """Fill both outputs in place with values that no kernel writes."""
-        self.logits_cache.fill_(POISON_LOGIT)
+        if self.logits_cache is not None:
+            self.logits_cache.fill_(POISON_LOGIT)
         self.draft_tokens.fill_(POISON_TOKEN)
 
     def with_fresh_outputs(self) -> "Case":
         """The same inputs with new poisoned outputs of the same layout."""
-        fresh = replace(self, logits_cache=_clone(self.logits_cache), draft_tokens=_clone(self.draft_tokens))
+        cache = None if self.logits_cache is None else _clone(self.logits_cache)
+        fresh = replace(self, logits_cache=cache, draft_tokens=_clone(self.draft_tokens))
         fresh.poison()
         return fresh
 
@@ -120,7 +136,7 @@ def random_case(
     *,
     seed: int,
     base_dtype: torch.dtype = torch.bfloat16,
-    cache_dtype: torch.dtype = torch.bfloat16,
+    cache_dtype: torch.dtype | None = torch.bfloat16,
     device: torch.device | str = "cpu",
     max_reqs: int | None = None,
     query_per_row: int | None = None,
@@ -130,11 +146,16 @@ def random_case(
     cache_columns: int | None = None,
     sampling_limit: int | None = None,
     weights: tuple[torch.Tensor, torch.Tensor] | None = None,
+    draft_vocab_size: int | None = None,
+    d2t: torch.Tensor | None = None,
+    transform: Transform = Transform(),
+    noise_scheme: str = "murmur3_32",
 ) -> Case:
     """A case with normally distributed weights and logits.
 
     Args:
         seed: of everything random in the case.
+        cache_dtype: None for greedy drafts without a cache.
         max_reqs: number of request states; default: 3 more than the rows, so that some stay unused.
         query_per_row: default: num_steps.
         padding_rows: how many of the rows, the last ones, have state -1, stale positions and an anchor out of range.
@@ -144,6 +165,8 @@ def random_case(
         cache_columns: width of the cache, at least vocab_size; default: vocab_size, or 5 more where the layout is odd.
         sampling_limit: default: vocab_size.
         weights: (embedding, head) to use instead of drawing them.
+        draft_vocab_size: of a reduced draft vocabulary; its ids are mapped to random target ids, out of order.
+        d2t: that map, instead of a random one.
     """
     generator = torch.Generator(device).manual_seed(seed)
     max_reqs = rows + 3 if max_reqs is None else max_reqs
@@ -156,9 +179,13 @@ def random_case(
     def integers(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=generator, device=device)
 
+    drafts = vocab_size if draft_vocab_size is None else draft_vocab_size
     if weights is None:
         embed = normal(vocab_size, rank_dim, scale=rank_dim**-0.5).bfloat16()
-        weights = embed, normal(vocab_size, rank_dim, scale=2.0).bfloat16()
+        weights = embed, normal(drafts, rank_dim, scale=2.0).bfloat16()
+    if d2t is None and draft_vocab_size is not None:
+        chosen = torch.randperm(vocab_size, generator=generator, device=device)[:drafts]
+        d2t = chosen - torch.arange(drafts, device=device)
     states = torch.randperm(max_reqs, generator=generator, device=device)[:rows].repeat_interleave(num_steps)
     anchors = integers(0, vocab_size, rows * query_per_row).int()
     positions = integers(1, 100_000, rows * num_steps)
@@ -170,32 +197,41 @@ def random_case(
     case = Case(
         embed_weight=weights[0],
         head_weight=weights[1],
-        base_logits=_laid_out(normal(rows, num_steps, vocab_size, scale=3.0).to(base_dtype), layout),
+        base_logits=_laid_out(normal(rows, num_steps, drafts, scale=3.0).to(base_dtype), layout),
         input_ids=anchors,
         idx_mapping=states,
         sample_pos=positions,
         temperature=heat,
         seeds=integers(-(2**63), 2**63 - 1, max_reqs),
-        logits_cache=_laid_out(
-            torch.empty(max_reqs, num_steps, cache_columns, dtype=cache_dtype, device=device), layout
-        ),
+        logits_cache=None
+        if cache_dtype is None
+        else _laid_out(torch.empty(max_reqs, num_steps, cache_columns, dtype=cache_dtype, device=device), layout),
         draft_tokens=torch.empty(max_reqs, num_steps, dtype=torch.int64, device=device),
         query_per_row=query_per_row,
         sampling_limit=vocab_size if sampling_limit is None else sampling_limit,
+        transform=transform,
+        noise_scheme=noise_scheme,
+        d2t=d2t,
+        target_vocab=None if d2t is None else vocab_size,
     )
     case.poison()
     return case
 
 
 def exact_weights(
-    vocab_size: int, rank_dim: int, *, seed: int, device: torch.device | str = "cpu"
+    vocab_size: int,
+    rank_dim: int,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    draft_vocab_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(embedding, head), bf16 [vocab_size, rank_dim]: every dot product of two rows is exact in fp32 in any order."""
+    """(embedding, head), bf16 [vocab_size, rank_dim], the head with draft_vocab_size rows where that is given: every dot product of two rows is exact in fp32 in any order."""
     generator = torch.Generator(device).manual_seed(seed)
     shape = (2, vocab_size, rank_dim)
     units = torch.randint(-EXACT_LARGEST, EXACT_LARGEST + 1, shape, generator=generator, device=device)
     embed, head = (units.float() / EXACT_UNIT).bfloat16()
-    return embed.contiguous(), head.contiguous()
+    return embed.contiguous(), head[:draft_vocab_size].contiguous()
 
 
 def exact_case(vocab_size: int, rank_dim: int, num_steps: int, rows: int, *, seed: int, **options: Any) -> Case:
@@ -203,7 +239,8 @@ def exact_case(vocab_size: int, rank_dim: int, num_steps: int, rows: int, *, see
     device = options.get("device", "cpu")
     weights = options.pop("weights", None)
     if weights is None:
-        weights = exact_weights(vocab_size, rank_dim, seed=seed, device=device)
+        drafts = options.get("draft_vocab_size")
+        weights = exact_weights(vocab_size, rank_dim, seed=seed, device=device, draft_vocab_size=drafts)
     return random_case(vocab_size, rank_dim, num_steps, rows, seed=seed, weights=weights, **options)
 
 

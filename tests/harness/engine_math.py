@@ -8,8 +8,12 @@ in both.
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 BLOCK = 1024  # vocabulary ids a program, as in the engine
+
+
+FP64_NOISE = "murmur3_64"
 
 
 @triton.jit
@@ -22,15 +26,34 @@ def _mix(state, word):
 
 
 @triton.jit
-def _gumbel(seed, key, ids):
+def _hash(seed, key, ids, DOMAIN: tl.constexpr):
     # seed, key: int64 scalars; ids: int32 vector
-    state = _mix((seed * 0).to(tl.uint32), seed.to(tl.uint32))
+    state = _mix((seed * 0).to(tl.uint32) ^ DOMAIN, seed.to(tl.uint32))
     state = _mix(state, (seed >> 32).to(tl.uint32))
     state = _mix(state, key.to(tl.uint32))
     state = _mix(state, ids.to(tl.uint32)) ^ 16
     state = (state ^ (state >> 16)) * 0x85EBCA6B
     state = (state ^ (state >> 13)) * 0xC2B2AE35
-    bits = state ^ (state >> 16)
+    return state ^ (state >> 16)
+
+
+@triton.jit
+def _gumbel_fp64(seed, key, ids):
+    high = _hash(seed, key, ids, 0x9E3779B9).to(tl.uint64)
+    bits = ((high << 32) | _hash(seed, key, ids, 0).to(tl.uint64)) >> 11
+    u = (bits.to(tl.float64) + 0.5) * 1.1102230246251565e-16
+    return -tl.log(-tl.log(tl.where(u == 1.0, u - 1.1102230246251565e-16, u)))
+
+
+@triton.jit
+def _gumbel_philox(seed, key, ids):
+    u = tl.maximum(tl.rand(tl.randint(seed, key), ids), 4.6566127342e-10)
+    return -tl.log(-libdevice.log1p(-u))
+
+
+@triton.jit
+def _gumbel(seed, key, ids):
+    bits = _hash(seed, key, ids, 0)
 
     high = (bits >> 16).to(tl.float32)
     low = (bits & 65535).to(tl.float32)
@@ -48,9 +71,16 @@ def _gumbel(seed, key, ids):
 
 
 @triton.jit
-def _noise_kernel(out, seed_pointer, key_pointer, count, BLOCK: tl.constexpr):
+def _noise_kernel(out, seed_pointer, key_pointer, count, SCHEME: tl.constexpr, BLOCK: tl.constexpr):
     ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + ids, _gumbel(tl.load(seed_pointer), tl.load(key_pointer), ids), mask=ids < count)
+    seed, key = tl.load(seed_pointer), tl.load(key_pointer)
+    if SCHEME == "murmur3_32":
+        noise = _gumbel(seed, key, ids)
+    elif SCHEME == "murmur3_64":
+        noise = _gumbel_fp64(seed, key, ids)
+    else:
+        noise = _gumbel_philox(seed, key, ids)
+    tl.store(out + ids, noise, mask=ids < count)
 
 
 @triton.jit
@@ -98,11 +128,12 @@ def _sample_kernel(
     tl.store(best_id + row * tl.num_programs(1) + block, first + block * BLOCK + place)
 
 
-def noise(seed: int, key: int, count: int, device: torch.device) -> torch.Tensor:
-    """Gumbel noise of ids 0 .. count - 1, fp32 [count]; seed as signed 64-bit, with the draft step mixed in, key salted."""
-    out = torch.empty(count, dtype=torch.float32, device=device)
+def noise(seed: int, key: int, count: int, device: torch.device, *, scheme: str = "murmur3_32") -> torch.Tensor:
+    """Gumbel noise of ids 0 .. count - 1, [count], fp64 by the scheme murmur3_64, else fp32; seed as signed 64-bit, with the draft
+    step mixed in, key salted. The Philox scheme needs a GPU: its logarithm is libdevice's."""
+    out = torch.empty(count, dtype=torch.float64 if scheme == FP64_NOISE else torch.float32, device=device)
     words = torch.tensor([seed, key], dtype=torch.int64, device=device)
-    _noise_kernel[(triton.cdiv(count, BLOCK),)](out, words, words[1:], count, BLOCK=BLOCK)
+    _noise_kernel[(triton.cdiv(count, BLOCK),)](out, words, words[1:], count, SCHEME=scheme, BLOCK=BLOCK)
     return out
 
 

@@ -1,16 +1,18 @@
 """The specification as a program: plain torch, one row and one position after the other.
 
 Noise and division come from engine_math.py on a GPU, where the engine's own instructions decide the last bit, and from this
-file on a CPU. Nothing here is shared with the generated kernels.
+file on a CPU; so does tanh, which is torch's on a GPU and computed in fp64 on a CPU. Nothing here is shared with the generated
+kernels.
 """
 
 from typing import NamedTuple
 
 import torch
 
-from .cases import Case
+from .cases import Case, Transform
 
 WORD = 0xFFFFFFFF
+HIGH_HASH_SEED = 0x9E3779B9  # of the upper word of 64 random bits
 NEAR_TIE = 1e-5  # scores closer than this may order differently on a CPU, which has no fused multiply-add
 
 
@@ -18,12 +20,14 @@ class Walk(NamedTuple):
     """What the oracle draws for a case."""
 
     draft_tokens: torch.Tensor  # int64 [max_reqs, N], poisoned where no row writes
-    logits_cache: torch.Tensor  # the case's cache dtype and layout, poisoned where nothing is written
+    logits_cache: (
+        torch.Tensor | None
+    )  # the case's cache dtype and layout, poisoned where nothing is written; None for greedy drafts
     gap: torch.Tensor  # fp32 [rows, N]: best score minus that of the followed token
 
 
-def oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draft tokens and logits cache of a case, in outputs of their own."""
+def oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Draft tokens and logits cache of a case, in outputs of their own; the cache is None for greedy drafts."""
     walk = walk_case(case)
     return walk.draft_tokens, walk.logits_cache
 
@@ -40,42 +44,88 @@ def walk_case(case: Case, *, follow: torch.Tensor | None = None) -> Walk:
     """
     fresh = case.with_fresh_outputs()
     tokens, cache = fresh.draft_tokens, fresh.logits_cache
-    head = case.head_weight.float()
+    ids = case.target_ids
+    head = case.head_weight[: len(ids)].float()
+    possible = ids < case.sampling_limit
     gap = torch.empty(case.rows, case.num_steps, dtype=torch.float32, device=case.device)
     for row in range(case.rows):
         prev = int(case.input_ids[row * case.query_per_row])
         if not 0 <= prev < case.vocab_size:
             prev = 0
         for step in range(case.num_steps):
-            state = int(case.idx_mapping[row * case.num_steps + step])
-            embedding = case.embed_weight[prev]
-            bias = (head @ embedding.float()).bfloat16()
-            base = case.base_logits[row, step]
-            logits = base + bias if base.dtype == torch.bfloat16 else base + bias.float()
-            logits = logits.to(cache.dtype)
-            logits[case.sampling_limit :] = float("-inf")
-            heat, seed = 0.0, 0
-            if state >= 0:
-                cache[state, step, : case.vocab_size] = logits
-                heat, seed = float(case.temperature[state]), int(case.seeds[state])
-            score = logits.float()
-            if heat != 0.0:
-                if case.step_mix:
-                    seed ^= step << 32
-                key = int(case.sample_pos[row * case.num_steps + step]) - 1 + case.draft_salt
-                score = divide(score, heat) + gumbel(seed, key, case.vocab_size, case.device)
-            score = score[: case.sampling_limit]
-            tokens[row, step] = prev = winner(score)
+            sample = row * case.num_steps + step
+            bias = (head @ case.embed_weight[prev].float()).bfloat16()
+            logits = transformed_sum(case.transform, case.base_logits[row, step], bias)
+            if cache is None:
+                # Greedy drafts: in draft space, before any rounding to a cache; ties go to the lowest draft id.
+                score, candidates = logits[possible].float(), ids[possible]
+            else:
+                cached = torch.full((case.vocab_size,), float("-inf"), dtype=cache.dtype, device=case.device)
+                cached[ids] = logits.to(cache.dtype)
+                cached[case.sampling_limit :] = float("-inf")
+                state, heat, seed = int(case.idx_mapping[sample]), 0.0, 0
+                if state >= 0:
+                    cache[state, step, : case.vocab_size] = cached
+                    heat, seed = float(case.temperature[state]), int(case.seeds[state])
+                score = cached.float()
+                if heat != 0.0:
+                    if case.step_mix:
+                        seed ^= step << 32
+                    key = int(case.sample_pos[sample]) - 1 + case.draft_salt
+                    noise = gumbel(seed, key, case.vocab_size, case.device, scheme=case.noise_scheme)
+                    score = divide(score, heat) + noise
+                candidates = ids[possible].sort().values
+                score = score[candidates]
+            best = winner(score)
+            tokens[row, step] = prev = int(candidates[best])
             if follow is not None:
                 prev = int(follow[row, step])
-                if not 0 <= prev < len(score):
-                    raise ValueError(f"row {row}, position {step}: expected a token below {len(score)}, got {prev}")
-            gap[row, step] = score.max() - score[prev]
+                if not bool((candidates == prev).any()):
+                    raise ValueError(f"row {row}, position {step}: expected a token that can be drawn, got {prev}")
+            gap[row, step] = score.max() - score[candidates == prev][0]
     return Walk(tokens, cache, gap)
 
 
+def transformed_sum(transform: Transform, base: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Base logits plus bias with the output transform, in the base's dtype; fp32 where the sum is transformed.
+
+    Args:
+        transform: what is multiplied and capped, and where.
+        base: bf16 or fp32 [ids].
+        bias: bf16 [ids].
+    """
+    if transform.placement in ("base", "both") and not transform.base_capped:
+        base = multiply_and_cap(transform, base)
+    if transform.placement == "both":
+        bias = multiply_and_cap(transform, bias)
+    total = (base.float() + bias.float()).to(base.dtype)
+    return multiply_and_cap(transform, total.float()) if transform.placement == "sum" else total
+
+
+def multiply_and_cap(transform: Transform, x: torch.Tensor) -> torch.Tensor:
+    """Multiplier, then cap * tanh(x * (1 / cap)), each operation in fp32 and rounded to the tensor's dtype, bf16 or fp32."""
+    if transform.multiplier != 1.0:
+        x = (x.float() * _fp32(transform.multiplier)).to(x.dtype)
+    if transform.soft_cap is not None:
+        cap = _fp32(transform.soft_cap)
+        x = (x.float() * (1.0 / cap)).to(x.dtype)
+        x = tanh(x.float()).to(x.dtype)
+        x = (x.float() * cap).to(x.dtype)
+    return x
+
+
+def _fp32(value: float) -> torch.Tensor:
+    """A number rounded to fp32, as a scalar tensor that takes part in fp32 operations on any device."""
+    return torch.tensor(value, dtype=torch.float32)
+
+
+def tanh(x: torch.Tensor) -> torch.Tensor:
+    """tanh of fp32: torch's on a GPU, which is the engine's; on a CPU the rounded fp64 value, as fp32 ones differ by build."""
+    return torch.tanh(x) if x.is_cuda else torch.tanh(x.double()).float()
+
+
 def winner(score: torch.Tensor) -> int:
-    """The lowest id whose score is NaN, else the lowest id of the maximum. score: fp32 [ids]."""
+    """The first place whose score is NaN, else the first of the maximum. score: fp32 or fp64 [candidates]."""
     nan = torch.isnan(score)
     best = nan if bool(nan.any()) else score == score.max()
     return int(torch.nonzero(best)[0])
@@ -90,13 +140,19 @@ def divide(score: torch.Tensor, heat: float) -> torch.Tensor:
     return score / torch.tensor(heat, dtype=torch.float32)
 
 
-def gumbel(seed: int, key: int, vocab_size: int, device: torch.device) -> torch.Tensor:
-    """Gumbel noise of ids 0 .. vocab_size - 1, fp32. `seed` has the draft step mixed in, `key` the draft salt added."""
+def gumbel(seed: int, key: int, vocab_size: int, device: torch.device, *, scheme: str = "murmur3_32") -> torch.Tensor:
+    """Gumbel noise of ids 0 .. vocab_size - 1: fp64 by the scheme murmur3_64, fp32 by the others. `seed` has the draft step mixed
+    in, `key` the draft salt added."""
     if device.type == "cuda":
         from . import engine_math
 
-        return engine_math.noise(seed, key, vocab_size, device)
-    return gumbel_of_bits(hash_bits(seed, key, torch.arange(vocab_size)))
+        return engine_math.noise(seed, key, vocab_size, device, scheme=scheme)
+    ids = torch.arange(vocab_size)
+    if scheme == "philox_32":
+        return gumbel_of_philox(philox_bits(seed, key, ids))
+    if scheme == "murmur3_64":
+        return gumbel_of_bits_64(hash_bits(seed, key, ids, hash_seed=HIGH_HASH_SEED), hash_bits(seed, key, ids))
+    return gumbel_of_bits(hash_bits(seed, key, ids))
 
 
 def hash_bits(seed: int, key: int, ids: torch.Tensor, *, hash_seed: int = 0) -> torch.Tensor:
@@ -127,6 +183,47 @@ def gumbel_of_bits(bits: torch.Tensor) -> torch.Tensor:
         series = 1.0 / term + u * series
     direct = torch.log(torch.clamp(1.0 - u, min=2.0**-24))
     return -torch.log(-torch.where(u < 0.25, -u * series, direct))
+
+
+def gumbel_of_bits_64(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """-log(-log(u)) in fp64, u = (b + 0.5) / 2^53 of the upper 53 bits b of two 32-bit words, below 1. int64 in [0, 2^32) in."""
+    bits = (high << 21) | (low >> 11)
+    u = (bits.double() + 0.5) * 2.0**-53
+    return -torch.log(-torch.log(torch.where(u == 1.0, u - 2.0**-53, u)))
+
+
+def philox(seed: int, counter: torch.Tensor) -> torch.Tensor:
+    """First word of Philox 4x32-10 with the 64-bit key `seed` and the 64-bit counters, int64; in [0, 2^32)."""
+    words = [counter & WORD, (counter >> 32) & WORD, torch.zeros_like(counter), torch.zeros_like(counter)]
+    keys = [seed & WORD, seed >> 32 & WORD]
+    for _ in range(10):
+        high_a, low_a = _wide_product(words[0], 0xD2511F53)
+        high_b, low_b = _wide_product(words[2], 0xCD9E8D57)
+        words = [high_b ^ words[1] ^ keys[0], low_b, high_a ^ words[3] ^ keys[1], low_a]
+        keys = [(keys[0] + 0x9E3779B9) & WORD, (keys[1] + 0xBB67AE85) & WORD]
+    return words[0]
+
+
+def _wide_product(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low 32 bits of a 32-bit product, by halves, as int64 holds no 64 unsigned bits."""
+    low_half = (word & 0xFFFF) * factor
+    high_half = (word >> 16) * factor + (low_half >> 16)
+    return high_half >> 16, ((high_half << 16) | (low_half & 0xFFFF)) & WORD
+
+
+def philox_bits(seed: int, key: int, ids: torch.Tensor) -> torch.Tensor:
+    """The random word of each id by the older scheme: a first draw from seed and key, sign-extended, keys the draw by id."""
+    first = int(philox(seed, torch.tensor([key])))
+    return philox(first - ((first >> 31) << 32), ids)
+
+
+def gumbel_of_philox(bits: torch.Tensor) -> torch.Tensor:
+    """-log(-log1p(-u)) in fp32 of a random word: as a signed number, negative ones mirrored, times 4.6566127342e-10, at least that."""
+    signed = bits - ((bits >> 31) << 32)
+    magnitude = torch.where(signed < 0, -signed - 1, signed)
+    unit = torch.tensor(4.6566127342e-10, dtype=torch.float32)
+    u = torch.maximum(magnitude.float() * unit, unit)
+    return -torch.log(-torch.log1p(-u))
 
 
 def gumbel_of_bits_fp64(bits: torch.Tensor) -> torch.Tensor:
@@ -171,7 +268,7 @@ def gumbel_error(bits: torch.Tensor, *, log_ulps: float) -> torch.Tensor:
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of one shape and floating dtype are equal bit for bit, with any NaN equal to any NaN."""
-    kind = torch.int16 if left.element_size() == 2 else torch.int32
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[left.element_size()]
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     nan = torch.isnan(left) & torch.isnan(right)
@@ -179,7 +276,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return bool((equal | nan).all())
 
 
-def why_unequal(case: Case, tokens: torch.Tensor, cache: torch.Tensor) -> str | None:
+def why_unequal(case: Case, tokens: torch.Tensor, cache: torch.Tensor | None) -> str | None:
     """Compare a GPU kernel's outputs with the oracle to the bit. Returns the first difference in words, or None.
 
     Weights must have exact dot products (`exact_weights`), as a kernel may sum in any order.
@@ -193,7 +290,7 @@ def why_unequal(case: Case, tokens: torch.Tensor, cache: torch.Tensor) -> str | 
     return _why_cache_unequal(cache, want_cache)
 
 
-def why_unequal_on_cpu(case: Case, tokens: torch.Tensor, cache: torch.Tensor) -> str | None:
+def why_unequal_on_cpu(case: Case, tokens: torch.Tensor, cache: torch.Tensor | None) -> str | None:
     """The rule for CPU results: the cache to the bit; another token only if its score is within NEAR_TIE of the best.
 
     Greedy positions involve no noise and compare exactly. After a near tie the oracle continues from the kernel's token, so
@@ -204,7 +301,7 @@ def why_unequal_on_cpu(case: Case, tokens: torch.Tensor, cache: torch.Tensor) ->
         for step in range(case.num_steps):
             got, want = int(tokens[row, step]), int(walk.draft_tokens[row, step])
             state = int(case.idx_mapping[row * case.num_steps + step])
-            greedy = state < 0 or float(case.temperature[state]) == 0.0
+            greedy = cache is None or state < 0 or float(case.temperature[state]) == 0.0
             gap = float(walk.gap[row, step])
             if got != want and (greedy or not gap <= NEAR_TIE):
                 return f"row {row}, position {step}: expected token {want}, got {got} (its score is {gap:.3g} lower)"
@@ -213,8 +310,8 @@ def why_unequal_on_cpu(case: Case, tokens: torch.Tensor, cache: torch.Tensor) ->
     return _why_cache_unequal(cache, walk.logits_cache)
 
 
-def _why_cache_unequal(got: torch.Tensor, want: torch.Tensor) -> str | None:
-    if same_bits(got, want):
+def _why_cache_unequal(got: torch.Tensor | None, want: torch.Tensor | None) -> str | None:
+    if got is None or want is None or same_bits(got, want):
         return None
     differs = ~((got == want) | (torch.isnan(got) & torch.isnan(want)))
     if not bool(differs.any()):
