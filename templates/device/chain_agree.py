@@ -76,13 +76,18 @@ class Agreement:
             if cutlass.const_expr(self.rows > 1):
                 shares = self.shared.partials + c.warp * (self.rows * plan_line.KEY_BYTES)
                 hi, lo = self.largest_key(c, shares, self.rows)
-            token = keys.token_of(lo, self.id_bits)
-            if hi == 0:  # a row slot without a row
-                token = Int32(0)
-            if step + 1 < self.num_steps:
-                self.fetch_embedding(c, c.warp, token)
-            if (c.cta == 0) & (c.lane == 0) & (c.warp < c.rows):
-                ptx.stg_s64(c.draft_tokens + (Int64(c.warp) * c.token_stride + step) * 8, Int64(token))
+            self.take_winner(c, step, hi, lo)
+
+    @cute.jit
+    def take_winner(self, c, step: Int32, hi: Uint32, lo: Uint32):
+        """The next position's embedding of the warp's row, and from CTA 0 the draft token."""
+        token = keys.token_of(lo, self.id_bits)
+        if hi == 0:  # a row slot without a row
+            token = Int32(0)
+        if step + 1 < self.num_steps:
+            self.fetch_embedding(c, c.warp, token)
+        if (c.cta == 0) & (c.lane == 0) & (c.warp < c.rows):
+            ptx.stg_s64(c.draft_tokens + (Int64(c.warp) * c.token_stride + step) * 8, Int64(token))
 
     @cute.jit
     def store_shares(self, c, best):

@@ -234,7 +234,7 @@ class Inputs:
             address = Uint64(c.cache + offset * self.cache_bytes)
             halves = [Uint32(address & Uint64(0xFFFFFFFF)), Uint32(address >> Uint64(32))]
             target = c.smem + self.shared.row_table + c.tid * plan_line.ROW_TABLE_BYTES
-            ptx.sts_b128(target, [*halves, temperature, Uint32(state >= 0)])
+            ptx.sts_b128(target, [*halves, temperature, self.staged_mark(c, c.tid // self.num_steps, step, state)])
 
     def row_state(self, c, row: Int32, step: Int32) -> list[Uint32]:
         """The row table's four words of a row at a position; nothing where nothing is drawn with."""

@@ -178,7 +178,7 @@ class Scores:
 
     def cache_column(self, c) -> Int32:
         """The column that the row table's cache addresses point to: of logits that go to their targets' columns, the first of all."""
-        return Int32(0) if self.maps_ids else c.first_column
+        return Int32(0) if self.maps_ids else c.first_token
 
 
 def rounded(x: list[Float32], entry_bytes: int) -> list[Float32]:

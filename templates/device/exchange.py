@@ -23,7 +23,8 @@ from . import keys, ptx
 GATHER_GROUP = 2  # rows that one lane reads with one load
 CLAIM_WORDS = 16  # behind the records: the word that elects the one thread that reports a timeout
 POLLS_PER_CLOCK_READ = 1024  # a power of two; about half a millisecond: a deadline needs no finer clock
-REPORT_GRID = 1  # report code: waited for a CTA of this grid
+# Report codes: waited for a CTA of this grid; for another rank; ranks were about to launch different things.
+REPORT_GRID, REPORT_PEER, REPORT_DIFFERENCE = 1, 2, 3
 
 
 def record_stride(row_slots: int) -> int:
@@ -131,10 +132,18 @@ def gather(
 
 @cute.jit
 def report_timeout(c, step: Int32, row: Int32, peer: Int32, stride: cutlass.Constexpr) -> None:
-    """One thread of the grid tells the host whom it waited for, then traps; the others keep polling until that ends them."""
-    claim = c.records + Int64(2 * c.grid * stride) * 8
+    """A wait for a CTA of this grid ran out."""
+    report(c, c.records + Int64(2 * c.grid * stride) * 8, (REPORT_GRID, 0, row, step, peer))
+
+
+@cute.jit
+def report(c, claim: Int64, what: cutlass.Constexpr, details: cutlass.Constexpr = ()) -> None:
+    """One thread of the grid tells the host what it waited for, then traps; the others keep polling until that ends them.
+
+    `what`: code, rank, row, position, peer; `details`: words behind the others. `claim`: the word that elects the thread.
+    """
     if ptx.claim_once(claim) == 0:
-        words = (REPORT_GRID, 0, row, step, peer, c.cta, Int32(c.timeout_ns // 1000000), ptx.ldg_b32(c.epoch))
+        words = (*what, c.cta, Int32(c.timeout_ns // 1000000), ptx.ldg_b32(c.epoch), *details)
         for i in cutlass.range_constexpr(1, len(words)):
             ptx.st_relaxed_sys_b32(c.report + 4 * i, Int32(words[i]))
         ptx.fence_sys()  # the code goes last: a host that sees it sees the rest

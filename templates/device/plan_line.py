@@ -41,6 +41,7 @@ ROW_TABLE_BYTES = 16
 NOISE_BYTES = 4  # fp32
 MOST_ITEMS = 32  # tiles of a warp: one a lane writes the order down
 ORDER_BYTES = 2
+ADDRESS_BYTES = 8
 
 
 class SharedLayout(NamedTuple):
@@ -54,6 +55,7 @@ class SharedLayout(NamedTuple):
     row_table: int  # [row slot][position] 16 bytes: cache address, temperature, whether the cache is written
     order: int  # [warp][MOST_ITEMS] the warp's tiles in its order, 16 bits each
     barriers: int  # one mbarrier a slot
+    ranks: int  # [rank] address of its symmetric buffer, then of the staging of this launch (chain_ranks.py); nothing at TP 1
     inputs: int  # [warp][ahead][row slot] noise and base logits of a tile
     total: int
 
@@ -102,6 +104,7 @@ def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int
         line.row_slots * num_steps * ROW_TABLE_BYTES,
         line.warps * MOST_ITEMS * ORDER_BYTES,
         slots * MBARRIER_BYTES,
+        2 * ADDRESS_BYTES * line.tp if line.tp > 1 else 0,
         line.warps * x.ahead * line.row_slots * stage_bytes(base_bytes),
     )
     offsets, end = [], 0
@@ -109,3 +112,61 @@ def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int
         offsets.append(end)
         end = (end + size + 127) // 128 * 128
     return SharedLayout(*offsets, end)
+
+
+def ends_partial(shard_width: int, vocab_size: int) -> bool:
+    """Whether some shard's last tile has fewer than TILE_ROWS vocabulary rows, when every rank but the last ones has `shard_width`."""
+    return shard_width % TILE_ROWS != 0 or vocab_size % shard_width % TILE_ROWS != 0
+
+
+def for_shard(line: PlanLine, shard_width: int, vocab_size: int, rank_dim: int, num_steps: int) -> PlanLine:
+    """The line for shards of another width than it was planned for. What no longer fits the planned places becomes resident, so that the
+    caller compares `shared_layout` with the device's limit.
+
+    Args:
+        line: A plan line.
+        shard_width: Columns of a rank; the last ranks have what is left.
+        vocab_size: Draft vocabulary.
+        rank_dim: Markov rank.
+        num_steps: Draft positions.
+    """
+    tiles = -(-(-(-shard_width // TILE_ROWS)) // line.ctas)
+    line = line._replace(tiles=tiles, partial=ends_partial(shard_width, vocab_size))
+    line = line._replace(bf16=_with_room(line, line.bf16), fp32=_with_room(line, line.fp32))
+    return line._replace(shared_bytes=shared_layout(line, rank_dim, num_steps, 2).total)
+
+
+def _with_room(line: PlanLine, x: Residency) -> Residency:
+    """A residency without a ring must have a place for every tile."""
+    room = x.register_tiles * line.warps + x.resident
+    return x if x.ring else x._replace(resident=x.resident + max(line.tiles - room, 0))
+
+
+def emulated(line: PlanLine, world: int, shard_width: int, vocab_size: int, rank_dim: int, num_steps: int) -> PlanLine:
+    """The line of one of `world` ranks that share a GPU, from that GPU's TP 1 line: each has its part of the SMs, and about as many tiles
+    on each of them. Arguments as for `for_shard`."""
+    if line.tp != 1 or not 1 < world <= line.ctas:
+        raise ValueError(f"expected a TP 1 line and 2 to {line.ctas} ranks, got TP {line.tp} and {world} ranks")
+    line = line._replace(tp=world, ctas=line.ctas // world)
+    return for_shard(line, shard_width, vocab_size, rank_dim, num_steps)
+
+
+def overlapping(line: PlanLine, rank_dim: int, num_steps: int, smem_limit: int) -> PlanLine:
+    """The line for programmatic dependent launches: without register tiles where shared memory holds the shard, so that a CTA finds room
+    beside the kernel ahead of it in the stream. A CTA with register tiles needs an SM's whole register file.
+
+    Args:
+        line: A plan line.
+        rank_dim: Markov rank.
+        num_steps: Draft positions.
+        smem_limit: Shared memory of a CTA that the device allows, in bytes.
+    """
+
+    def small(field: str, base_bytes: int) -> PlanLine:
+        placed = line._replace(**{field: Residency(0, 0, line.tiles, 0, residency(line, base_bytes).ahead, 0)})
+        total = shared_layout(placed, rank_dim, num_steps, base_bytes).total
+        return placed if total <= smem_limit and most_items(placed, base_bytes) <= MOST_ITEMS else line
+
+    line = small("bf16", 2)
+    line = small("fp32", 4)
+    return line._replace(shared_bytes=shared_layout(line, rank_dim, num_steps, 2).total)

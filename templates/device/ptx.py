@@ -13,7 +13,6 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 
-
 def _asm(out, ins, text: str, constraints: str, *, pure: bool = False, loc=None, ip=None):
     return llvm.inline_asm(
         out,
@@ -234,6 +233,33 @@ def ld_relaxed_gpu_x2(address: Int64, *, loc=None, ip=None) -> list[Uint64]:
     out = llvm.StructType.get_literal([T.i64()] * 2)
     x = _asm(out, [address], "ld.relaxed.gpu.global.v2.b64 {$0, $1}, [$2];", "=l,=l,l", loc=loc, ip=ip)
     return _unpack(x, 2, T.i64(), Uint64, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def st_relaxed_sys(address: Int64, x: Uint64, *, loc=None, ip=None) -> None:
+    """One 64-bit store, whole to every reader on any GPU."""
+    _asm(None, [address, x], "st.relaxed.sys.global.b64 [$0], $1;", "l,l", loc=loc, ip=ip)
+
+
+@dsl_user_op
+def ld_relaxed_sys(address: Int64, *, loc=None, ip=None) -> Uint64:
+    return Uint64(_asm(T.i64(), [address], "ld.relaxed.sys.global.b64 $0, [$1];", "=l,l", loc=loc, ip=ip))
+
+
+@dsl_user_op
+def ldg_once_b128(address: Int64, *, loc=None, ip=None) -> list[Uint32]:
+    """Data that other GPUs write while the kernel runs, read once: not by the read-only path."""
+    out = llvm.StructType.get_literal([T.i32()] * 4)
+    text = "ld.global.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];"
+    x = _asm(out, [address], text, "=r,=r,=r,=r,l", loc=loc, ip=ip)
+    return _unpack(x, 4, T.i32(), Uint32, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def stg_b128_if(condition: Boolean, address: Int64, x: Sequence[Uint32], *, loc=None, ip=None) -> None:
+    """Where the condition holds, stores 16 aligned bytes that nobody on this SM reads again."""
+    text = "{\n.reg .pred p;\nsetp.ne.b32 p, $0, 0;\n@p st.global.L1::no_allocate.v4.b32 [$1], {$2, $3, $4, $5};\n}"
+    _asm(None, [Int32(condition), address, *x], text, "r,l,r,r,r,r", loc=loc, ip=ip)
 
 
 @dsl_user_op

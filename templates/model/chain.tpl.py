@@ -17,7 +17,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_fake_stream
 
-from .._device import chain_agree, chain_head, chain_inputs, chain_scores, exchange, head_tiles, keys, plan_line, ptx
+from .._device import chain_agree, chain_head, chain_inputs, chain_ranks, chain_scores, chain_tiles, exchange, head_tiles
+from .._device import keys, mailbox, plan_line, ptx
 from .._device.plan_line import PlanLine
 from . import config
 from .config import DTYPE_BYTES, ID_BITS, NUM_STEPS, RANK_DIM, VOCAB_SIZE
@@ -28,14 +29,14 @@ NOISE_BYTES = plan_line.NOISE_BYTES
 
 # What the compiled kernel takes, in this order: addresses and sizes as Python ints, then the stream.
 ARGUMENTS = (
-    "head",  # address of this shard's first row of the Markov head, bf16 [width, RANK_DIM]
+    "head",  # address of this rank's first row of the Markov head, bf16 [its columns, RANK_DIM]
     "embed",  # address of the Markov embedding, bf16 [VOCAB_SIZE, RANK_DIM]
-    "base",  # address of the base logits of row 0, position 0, at this shard's first column
+    "base",  # address of the base logits of row 0, position 0, at this rank's first column
     "base_row_stride",  # elements
     "base_pos_stride",  # elements
-    "noise",  # address of the noise, fp32 [rows * NUM_STEPS, noise_pitch], of this shard's columns
+    "noise",  # address of the noise, fp32 [rows * NUM_STEPS, noise_pitch], of this rank's columns
     "noise_pitch",  # elements, a multiple of 4
-    "cache",  # address of the logits cache of state 0, position 0, at this shard's first column
+    "cache",  # address of the logits cache of state 0, position 0, at column 0
     "cache_req_stride",  # elements
     "cache_pos_stride",  # elements
     "input_ids",  # address, int32; row r's anchor is input_ids[r * query_per_row]
@@ -44,42 +45,69 @@ ARGUMENTS = (
     "temperature",  # address, fp32, by request-state index
     "draft_tokens",  # address, int64
     "token_stride",  # elements between two rows of draft_tokens
-    "records",  # address of exchange.records_words(ctas) 64-bit words, zeroed once
-    "epoch",  # address of one int32, zeroed once: launches so far
+    "records",  # address of records_words 64-bit words, zeroed once
+    "epoch",  # address of one int32, zeroed once: launches of this build so far
     "report",  # address of 16 int32 words in pinned host memory
     "timeout_ns",  # bound of every wait; 0: none
     "rows",  # request rows of this call, 1 .. row_slots
-    "vocab_start",  # token id of this shard's first column
-    "width",  # columns of this shard
     "base_vector",  # 1: base logits are 16-byte aligned in address and strides; 0: copied entry by entry
-    "cache_vector",  # 1: so is the cache; 0: stored entry by entry
-    "ctas",  # records to wait for: line.ctas (a test passes one more, and gets the timeout)
+    "cache_vector",  # 1: so is the cache, and with several ranks shard_width; 0: stored entry by entry
+    "ctas",  # records of a rank to wait for: line.ctas (a test passes one more, and gets the timeout)
     "target_ids",  # address, int32 [DRAFT_VOCAB_SIZE]: the target id of every draft id; 0 where they are the same
     "draft_ids",  # address, int32 [VOCAB_SIZE, rounded up to 8]: negative where nothing drafts a target id; 0 as above
+    "shard_width",  # rank r has the draft ids from r * shard_width on, so many or what is left; DRAFT_VOCAB_SIZE at TP 1
+    # Only for several ranks; 0 at TP 1. Layout of the symmetric buffers: symmetric_buffer.py
+    "rank",  # this launch's rank; of emulated ranks the first
+    "peers",  # address of int64 [ranks]: where this GPU sees each rank's symmetric buffer
+    "launches",  # address of one int32, zeroed once: launches of all builds that share the symmetric buffers
+    "arrivals",  # byte offset in a symmetric buffer
+    "mailbox",  # byte offset of this build's mailbox
+    "staging",  # byte offset
+    "staging_bytes",  # of one launch parity
+    "batch_shape",  # what ranks must agree on, 28 bits; used by builds that check ranks
+    "base_rank_stride",  # elements from one emulated rank's base logits to the next one's
+    "noise_rank_stride",  # elements, a multiple of 4
+    "cache_rank_stride",  # elements
+    "token_rank_stride",  # elements
 )
-NARROW = ("query_per_row", "rows", "vocab_start", "width", "base_vector", "cache_vector", "ctas")  # int32, all others int64
+NARROW = (  # int32, all others int64
+    "query_per_row", "rows", "base_vector", "cache_vector", "ctas", "shard_width", "rank", "batch_shape",
+)  # fmt: skip
+Arguments = namedtuple("Arguments", ARGUMENTS)
 
 # What the parts of the kernel share: this thread's place, its CTA's range, the arguments, and small tensors as state.
 CONTEXT = """
 tid lane warp cta grid smem rows span streamed resident first_register my_register my_resident my_streamed ring_slots
 head embed base base_row_stride base_pos_stride base_vector noise noise_stride cache cache_req_stride cache_pos_stride
 cache_vector input_ids query_per_row idx_mapping temperature_table draft_tokens token_stride records report timeout_ns
-expected epoch first_column first_token target_ids draft_ids bars embedding_stage embedding parked inputs order
+expected epoch shard_width rank rank_table launches claim shard_tiles arrivals mailbox staging staging_bytes batch_shape
+first_column first_token target_ids draft_ids bars embedding_stage embedding parked inputs order
 items ahead_items ahead_steps stage stage_slot fragment
 places phase fragments best
 """
 Context = namedtuple("Context", CONTEXT.split())
 
 
-def records_words(line: PlanLine) -> int:
-    """64-bit words of the exchange buffer of one build."""
+def records_words(line: PlanLine, world: int = 1) -> int:
+    """64-bit words of the local exchange buffer of one build and rank."""
+    if world > 1:
+        return mailbox.records_words(line.ctas, line.row_slots)
     return exchange.records_words(line.ctas, exchange.record_stride(line.row_slots))
 
 
-class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, chain_agree.Agreement):
+class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, chain_tiles.Tiles, chain_agree.Agreement, chain_ranks.Ranks):
     """One build: a plan line, the base logits' dtype and the cache's dtype, "bf16" or "fp32", None for greedy drafts without one."""
 
-    def __init__(self, line: PlanLine, base_dtype: str, cache_dtype: str | None, pdl: bool = False) -> None:
+    def __init__(
+        self,
+        line: PlanLine,
+        base_dtype: str,
+        cache_dtype: str | None,
+        world: int = 1,
+        emulated: bool = False,
+        check_ranks: bool = False,
+        pdl: bool = False,
+    ) -> None:
         self.pdl = pdl
         base_bytes, cache_bytes = DTYPE_BYTES[base_dtype], DTYPE_BYTES[cache_dtype] if cache_dtype else 0
         items = plan_line.most_items(line, base_bytes)
@@ -89,7 +117,10 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         chain_inputs.Inputs.__init__(self, line, RANK_DIM, NUM_STEPS, VOCAB_SIZE, base_bytes, cache_bytes)
         chain_scores.Scores.__init__(self, config)
         chain_agree.Agreement.__init__(self, line, ID_BITS)
+        chain_ranks.Ranks.__init__(self, line, world, emulated, check_ranks)
         self.threads = line.warps * LANES
+        # Half an SM's registers leave room for a kernel beside it: the head's loading then overlaps with the kernel ahead.
+        self.blocks_per_sm = 2 if pdl and not self.residency.register_tiles else 1
 
     # ---- a tile's 16 entries of each row: cache and candidates
 
@@ -136,107 +167,28 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
             top, low = self.best_column(c, live, at, logits)
             # % elif spec.vocabulary.d2t
             top, low = self.finish_targets(c, live, at, state, noise, logits, words)
+            self.stage_logits(c, live & (state[3] != 0), state[3], tile, column, words)
             # % else
             row = Int64((Uint64(state[1]) << Uint64(32)) | Uint64(state[0]))
             self.store_logits(c, live & (state[3] != 0), row + Int64(at) * self.cache_bytes, at, words)
+            self.stage_logits(c, live & (state[3] != 0), state[3], tile, column, words)
             scores = [self.score(logits[e], noise[e], ptx.float_of(state[2])) for e in range(self.entries)]
             top, low = self.best_column(c, live, at, scores)
             # % endif
             c.best[2 * h], c.best[2 * h + 1] = keys.larger(top, low, c.best[2 * h], c.best[2 * h + 1])
 
-    # ---- one position
-
-    @cute.jit
-    def begin_position(self, c):
-        """No candidate yet."""
-        for h in cutlass.range_constexpr(self.lane_rows):
-            c.best[2 * h] = Uint32(0)
-            c.best[2 * h + 1] = Uint32(0)
-
-    @cute.jit
-    def multiply_tiles(self, c, step: Int32):
-        """All tiles of the warp, in the order of chain_head.tile_of."""
-        if cutlass.const_expr(self.ring > 0):
-            item = Int32(0)
-            for turn in cutlass.range(cutlass.max(c.my_streamed + c.my_resident, c.my_register), unroll=1):
-                if turn < c.my_register:
-                    self.do_register_tiles(c, step, item, turn, 1)
-                    item += 1
-                if turn < c.my_streamed + c.my_resident:
-                    self.do_shared_tile(c, step, item, turn)
-                    item += 1
-        else:
-            self.do_register_tiles(c, step, Int32(0), Int32(0), self.residency.register_tiles)
-            for it in cutlass.range(c.my_resident, unroll=1):
-                self.do_shared_tile(c, step, c.my_register + it, it)
-
-    @cute.jit
-    def do_register_tiles(self, c, step: Int32, item: Int32, first: Int32, count: cutlass.Constexpr):
-        """`count` register tiles of the warp from its `first` on."""
-        for i in cutlass.range_constexpr(self.residency.register_tiles):
-            if (i >= first) & (i < first + count) & (i < c.my_register):
-                loaded = None if cutlass.const_expr(self.wide) else self.load_entries(c, step, item + i - first)
-                acc = self.multiply_register_tile(c, i)
-                if cutlass.const_expr(self.wide):
-                    loaded = self.load_entries(c, step, item + i - first)
-                tile = ptx.opaque(c.first_register + i * self.line.warps)  # else its addresses fill registers in all positions
-                self.finish_tile(c, tile, acc, loaded)
-
-    @cute.jit
-    def do_shared_tile(self, c, step: Int32, item: Int32, it: Int32):
-        """The warp's it-th tile in shared memory."""
-        tile, slot, streamed = self.shared_tile(c, it)
-        if streamed | (step == 0):
-            self.wait_slot(c, slot)
-        loaded = None if cutlass.const_expr(self.wide) else self.load_entries(c, step, item)
-        acc = self.multiply_slot(c, slot)
-        if cutlass.const_expr(self.ring > 0):
-            if streamed:
-                self.refill(c, step, slot, tile)
-        if cutlass.const_expr(self.wide):
-            loaded = self.load_entries(c, step, item)
-        self.finish_tile(c, tile, acc, loaded)
-
     @cute.kernel
-    def kernel(
-        self,
-        head: Int64,
-        embed: Int64,
-        base: Int64,
-        base_row_stride: Int64,
-        base_pos_stride: Int64,
-        noise: Int64,
-        noise_pitch: Int64,
-        cache: Int64,
-        cache_req_stride: Int64,
-        cache_pos_stride: Int64,
-        input_ids: Int64,
-        query_per_row: Int32,
-        idx_mapping: Int64,
-        temperature: Int64,
-        draft_tokens: Int64,
-        token_stride: Int64,
-        records: Int64,
-        epoch: Int64,
-        report: Int64,
-        timeout_ns: Int64,
-        rows: Int32,
-        vocab_start: Int32,
-        width: Int32,
-        base_vector: Int32,
-        cache_vector: Int32,
-        ctas: Int32,
-        target_ids: Int64,
-        draft_ids: Int64,
-    ):
+    def kernel(self, arguments: tuple):
         line, shared = self.line, self.shared
         tid, _, _ = cute.arch.thread_idx()
-        cta, _, _ = cute.arch.block_idx()
+        block, _, _ = cute.arch.block_idx()
         grid, _, _ = cute.arch.grid_dim()
         warp, lane = cute.arch.make_warp_uniform(tid // LANES), tid % LANES
         smem = Int32(cutlass.memory.SmemAllocator().allocate(shared.total, 128).toint())
 
-        # The CTA's range of tiles and where each lives
+        # The rank's columns; the CTA's range of tiles and where each lives
+        cta, a = self.own_arguments(Arguments(*arguments), block)
+        first_id, width = self.shard_of(a.rank, a.shard_width)
         tiles = (width + TILE_ROWS - 1) // TILE_ROWS
         first_tile = tiles * cta // line.ctas
         count = tiles * (cta + 1) // line.ctas - first_tile
@@ -257,16 +209,19 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         items = my_register + my_streamed + my_resident
 
         c = Context(
-            tid=tid, lane=lane, warp=warp, cta=cta, grid=grid, smem=smem, rows=rows, span=span,
+            tid=tid, lane=lane, warp=warp, cta=cta, grid=grid, smem=smem, rows=a.rows, span=span,
             streamed=streamed, resident=resident, first_register=first_register, my_register=my_register,
             my_resident=my_resident, my_streamed=my_streamed, ring_slots=ring_slots,
-            head=head + Int64(first_tile) * (TILE_ROWS * self.tile.row_bytes), embed=embed,
-            base=base, base_row_stride=base_row_stride, base_pos_stride=base_pos_stride, base_vector=base_vector,
-            noise=noise, noise_stride=noise_pitch, cache=cache, cache_req_stride=cache_req_stride,
-            cache_pos_stride=cache_pos_stride, cache_vector=cache_vector, input_ids=input_ids, query_per_row=query_per_row,
-            idx_mapping=idx_mapping, temperature_table=temperature, draft_tokens=draft_tokens, token_stride=token_stride,
-            records=records, report=report, timeout_ns=timeout_ns, expected=ctas, epoch=epoch,
-            first_column=first_column, first_token=vocab_start + first_column, target_ids=target_ids, draft_ids=draft_ids,
+            head=a.head + Int64(first_tile) * (TILE_ROWS * self.tile.row_bytes), embed=a.embed, base=a.base,
+            base_row_stride=a.base_row_stride, base_pos_stride=a.base_pos_stride, base_vector=a.base_vector, noise=a.noise,
+            noise_stride=a.noise_pitch, cache=a.cache, cache_req_stride=a.cache_req_stride, cache_pos_stride=a.cache_pos_stride,
+            cache_vector=a.cache_vector, input_ids=a.input_ids, query_per_row=a.query_per_row, idx_mapping=a.idx_mapping,
+            temperature_table=a.temperature, draft_tokens=a.draft_tokens, token_stride=a.token_stride, records=a.records,
+            report=a.report, timeout_ns=a.timeout_ns, expected=a.ctas, epoch=a.epoch, shard_width=a.shard_width, rank=a.rank,
+            rank_table=a.peers, launches=a.launches, claim=self.claim_of(a.records, a.rank),
+            shard_tiles=(a.shard_width + TILE_ROWS - 1) // TILE_ROWS, arrivals=a.arrivals, mailbox=a.mailbox, staging=a.staging,
+            staging_bytes=a.staging_bytes, batch_shape=a.batch_shape, first_column=first_column,
+            first_token=first_id + first_column, target_ids=a.target_ids, draft_ids=a.draft_ids,
             bars=smem + shared.barriers,
             embedding_stage=smem + shared.embedding,
             embedding=smem + shared.embedding + head_tiles.embedding_offset(self.rows, self.embed_half, lane),
@@ -307,7 +262,9 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         cute.arch.griddepcontrol_wait()
 
         # Inputs that do depend on it
-        launches = Int32(ptx.ldg_b32(epoch))
+        launches = Int32(ptx.ldg_b32(a.epoch))
+        if cutlass.const_expr(self.world > 1):
+            self.meet_ranks(c)
         self.load_row_table(c)
         if warp < self.rows:
             self.fetch_embedding(c, warp, self.load_anchor(c, warp))
@@ -325,67 +282,73 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
             # % if plan.fills_rest
             self.fill_rest(c, step)  # by warps that wait for the exchange
             # % endif
-            self.agree(c, step, Uint32(launches) * Uint32(NUM_STEPS) + Uint32(step))
-            cute.arch.sync_threads()  # the next embeddings are there
+            sequence = Uint32(launches) * Uint32(NUM_STEPS) + Uint32(step)
+            if cutlass.const_expr(self.world > 1):
+                self.agree_ranks(c, step, sequence)
+            else:
+                self.agree(c, step, sequence)
+            cute.arch.sync_threads()  # the next embeddings are there; after the last position, the peers' logits
+        if cutlass.const_expr(self.world > 1 and self.draws):
+            self.fill_cache(c)
         if (cta == 0) & (tid == 0):
-            ptx.stg_b32(epoch, Uint32(launches + 1))  # every CTA has read it: each wrote a record of the last position
+            ptx.stg_b32(a.epoch, Uint32(launches + 1))  # every CTA has read it: each wrote a record of the last position
+            if cutlass.const_expr(self.world > 1):
+                ptx.stg_b32(a.launches, ptx.ldg_b32(a.launches) + Uint32(1))
 
     @cute.jit
     def __call__(
-        self,
-        head: Int64,
-        embed: Int64,
-        base: Int64,
-        base_row_stride: Int64,
-        base_pos_stride: Int64,
-        noise: Int64,
-        noise_pitch: Int64,
-        cache: Int64,
-        cache_req_stride: Int64,
-        cache_pos_stride: Int64,
-        input_ids: Int64,
-        query_per_row: Int32,
-        idx_mapping: Int64,
-        temperature: Int64,
-        draft_tokens: Int64,
-        token_stride: Int64,
-        records: Int64,
-        epoch: Int64,
-        report: Int64,
-        timeout_ns: Int64,
-        rows: Int32,
-        vocab_start: Int32,
-        width: Int32,
-        base_vector: Int32,
-        cache_vector: Int32,
-        ctas: Int32,
-        target_ids: Int64,
-        draft_ids: Int64,
-        stream,
-    ):
-        self.kernel(
+        self, head: Int64, embed: Int64, base: Int64, base_row_stride: Int64, base_pos_stride: Int64, noise: Int64,
+        noise_pitch: Int64, cache: Int64, cache_req_stride: Int64, cache_pos_stride: Int64, input_ids: Int64,
+        query_per_row: Int32, idx_mapping: Int64, temperature: Int64, draft_tokens: Int64, token_stride: Int64,
+        records: Int64, epoch: Int64, report: Int64, timeout_ns: Int64, rows: Int32, base_vector: Int32, cache_vector: Int32,
+        ctas: Int32, target_ids: Int64, draft_ids: Int64, shard_width: Int32, rank: Int32, peers: Int64,
+        launches: Int64, arrivals: Int64, mailbox: Int64, staging: Int64, staging_bytes: Int64, batch_shape: Int32,
+        base_rank_stride: Int64, noise_rank_stride: Int64, cache_rank_stride: Int64, token_rank_stride: Int64, stream,
+    ):  # fmt: skip
+        arguments = (
             head, embed, base, base_row_stride, base_pos_stride, noise, noise_pitch, cache, cache_req_stride, cache_pos_stride,
             input_ids, query_per_row, idx_mapping, temperature, draft_tokens, token_stride, records, epoch, report, timeout_ns,
-            rows, vocab_start, width, base_vector, cache_vector, ctas, target_ids, draft_ids,
-        ).launch(
-            grid=[self.line.ctas, 1, 1],
+            rows, base_vector, cache_vector, ctas, target_ids, draft_ids, shard_width, rank, peers, launches, arrivals,
+            mailbox, staging, staging_bytes, batch_shape, base_rank_stride, noise_rank_stride, cache_rank_stride,
+            token_rank_stride,
+        )  # fmt: skip
+        self.kernel(arguments).launch(
+            grid=[self.line.ctas * (self.world if self.emulated else 1), 1, 1],
             block=[self.threads, 1, 1],
             smem=self.shared.total,
             stream=stream,
             cooperative=not self.pdl,  # the exchange needs every CTA resident: the driver refuses a grid that is not
             use_pdl=self.pdl,  # overlaps the kernel before only without that attribute; the launcher then checks residency
-            min_blocks_per_mp=1,
+            min_blocks_per_mp=self.blocks_per_sm,
         )  # fmt: skip
 
 
 def compile_chain(
-    line: PlanLine, base_dtype: str, cache_dtype: str | None, *, pdl: bool = False, arch: str | None = None, options: str = ""
+    line: PlanLine,
+    base_dtype: str,
+    cache_dtype: str | None,
+    *,
+    world: int = 1,
+    emulated: bool = False,
+    check_ranks: bool = False,
+    pdl: bool = False,
+    arch: str | None = None,
+    options: str = "",
 ):
-    """Compiles one build; needs no GPU.
+    """Compiles one build; needs no GPU. Returns the callable of the DSL: it takes ARGUMENTS, then a stream.
 
-    `arch` such as "sm_90a" (default: this machine's GPU). `pdl`: programmatic dependent launch; the head is loaded while the kernel
-    ahead in the stream still runs. Returns the callable of the DSL: it takes ARGUMENTS, then a stream.
+    Args:
+        line: What lives where.
+        base_dtype: Of the base logits, "bf16" or "fp32".
+        cache_dtype: Of the logits cache; None for greedy drafts without one.
+        world: Ranks that share the vocabulary: 1, or the line's.
+        emulated: All ranks run in one launch on one GPU; `line` is plan_line.emulated's.
+        check_ranks: Ranks compare what they are about to launch, and report the first difference.
+        pdl: Programmatic dependent launch; the head is loaded while the kernel ahead in the stream still runs.
+        arch: Such as "sm_90a"; by default this machine's GPU.
+        options: For the DSL's compiler.
     """
     dummies = [Int32(1) if name in NARROW else Int64(16) for name in ARGUMENTS]
     flags = f"--gpu-arch {arch} {options}" if arch else options
-    return cute.compile(ChainKernel(line, base_dtype, cache_dtype, pdl), *dummies, make_fake_stream(), options=flags)
+    kernel = ChainKernel(line, base_dtype, cache_dtype, world, emulated, check_ranks, pdl)
+    return cute.compile(kernel, *dummies, make_fake_stream(), options=flags)

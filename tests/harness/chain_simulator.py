@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 HEAD, NOISE, BASE, CACHE = 1 << 40, 1 << 42, 1 << 44, 1 << 46  # addresses of arrays: nothing else lies there
 SMEM = 1 << 10
-VOCAB_START = 4096  # token id of the shard's first column
 LANES = 32
 TILE_ROWS = 16
 NOISE_BYTES = 4
@@ -401,7 +400,7 @@ class _Machine(ModuleType):
         return sum(self.found.candidates.values())
 
     def low_word(self, token: int, id_bits: int) -> int:
-        assert token == VOCAB_START + self.scored.column, f"token {token} for column {self.scored.column}"
+        assert token == self.scored.column, f"token {token} for column {self.scored.column}"
         return 0
 
 
@@ -434,6 +433,8 @@ class Simulator:
         self.machine = _Machine(width, 2 * rank_dim, SIZES[base_dtype], SIZES[cache_dtype])
         config = ModuleType("config")
         constants = {"RANK_DIM": rank_dim, "NUM_STEPS": num_steps, "VOCAB_SIZE": vocab_size, "ID_BITS": 19}
+        constants |= {"DRAWN_COLUMNS": vocab_size, "SAMPLING_LIMIT": vocab_size, "D2T": False, "TRANSFORM": "none"}
+        constants |= {"MULTIPLIER": 1.0, "SOFT_CAP": None, "INVERSE_SOFT_CAP": None, "BASE_CAPPED": False}
         config.__dict__.update(constants | {"DTYPE_BYTES": SIZES})
         self.name = f"simulated_{next(_names)}"
         with self._modules(config):
@@ -462,6 +463,8 @@ class Simulator:
             mine[name] = ModuleType(name)
             mine[name].__path__ = [str(folder)]
         mine[f"{self.name}._device"].ptx = self.machine
+        mine[f"{self.name}._device"].score_ops = ModuleType("score_ops")  # of transforms, which this model has not
+        mine[f"{self.name}.model"].config = config
         mine |= {f"{self.name}._device.ptx": self.machine, f"{self.name}.model.config": config}
         mine |= _cutlass(self.place)
         before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "cutlass"}
@@ -495,15 +498,15 @@ class Simulator:
         first, last = (tiles * n // self.line.ctas for n in (cta, cta + 1))
         machine.start(first * TILE_ROWS)
         arguments = dict.fromkeys(self.module.ARGUMENTS, 0)
-        arguments |= {"head": HEAD, "rows": self.line.row_slots, "width": self.width, "ctas": self.line.ctas}
+        arguments |= {"head": HEAD, "rows": self.line.row_slots, "shard_width": self.width, "ctas": self.line.ctas}
         arguments |= {"noise": NOISE, "noise_pitch": machine.pitch, "base": BASE, "base_pos_stride": machine.pitch}
         arguments |= {"base_row_stride": self.num_steps * machine.pitch, "base_vector": int(base_vector)}
-        arguments |= {"cache_vector": 1, "vocab_start": VOCAB_START}
+        arguments |= {"cache_vector": 1}
         self.place["cta"] = cta
         for warp in range(self.line.warps):
             machine.start_warp(warp)
             self.place["tid"] = warp * LANES
-            self.kernel.kernel(*arguments.values())
+            self.kernel.kernel(tuple(arguments.values()))
         for number, slot in machine.slots.items():
             assert not slot.filling and not slot.unread, f"slot {number}: a copy that nobody waited for or read"
         assert not machine.staged, f"inputs that nobody read: {machine.staged}"

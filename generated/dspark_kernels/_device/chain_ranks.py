@@ -258,9 +258,13 @@ class Ranks:
             first_id, width = self.shard_of(source, c.shard_width)
             tiles = (width + TILE_ROWS - 1) // TILE_ROWS
             first = tiles * c.cta // self.line.ctas
-            columns = cutlass.min((tiles * (c.cta + 1) // self.line.ctas - first) * TILE_ROWS, width - first * TILE_ROWS)
+            columns = cutlass.min(
+                (tiles * (c.cta + 1) // self.line.ctas - first) * TILE_ROWS, width - first * TILE_ROWS
+            )
             staged = self.rank_address(c, 2 * self.world - 1)
-            staged += Int64(self.staging_place(source, c.rank)) * self.source_bytes(c) + Int64(first) * self.tile_bytes()
+            staged += (
+                Int64(self.staging_place(source, c.rank)) * self.source_bytes(c) + Int64(first) * self.tile_bytes()
+            )
             first_id += first * TILE_ROWS
             pieces = (columns * self.cache_bytes + PIECE - 1) // PIECE
             items = pieces * (c.rows * self.num_steps)
@@ -272,7 +276,9 @@ class Ranks:
         """A few of the lane's 16-byte pieces of `columns` columns from a draft id on: all loads, then all stores."""
         found = []
         for n in cutlass.range_constexpr(PIECES_AHEAD):
-            item = cutlass.min(start + n * self.threads, items - 1)  # past the last one: that one again, with the same result
+            item = cutlass.min(
+                start + n * self.threads, items - 1
+            )  # past the last one: that one again, with the same result
             pair, piece = item // pieces, item % pieces
             row, step = pair // self.num_steps, pair % self.num_steps
             tile = step * c.shard_tiles + piece // self.cache_bytes

@@ -43,7 +43,9 @@ class Tiles:
                 acc = self.multiply_register_tile(c, i)
                 if cutlass.const_expr(self.wide):
                     loaded = self.load_entries(c, step, item + i - first)
-                tile = ptx.opaque(c.first_register + i * self.line.warps)  # else its addresses fill registers in all positions
+                tile = ptx.opaque(
+                    c.first_register + i * self.line.warps
+                )  # else its addresses fill registers in all positions
                 self.finish_tile(c, tile, acc, loaded)
 
     @cute.jit

@@ -142,9 +142,7 @@ def _with_room(line: PlanLine, x: Residency) -> Residency:
     return x if x.ring else x._replace(resident=x.resident + max(line.tiles - room, 0))
 
 
-def emulated(
-    line: PlanLine, world: int, shard_width: int, vocab_size: int, rank_dim: int, num_steps: int
-) -> PlanLine:
+def emulated(line: PlanLine, world: int, shard_width: int, vocab_size: int, rank_dim: int, num_steps: int) -> PlanLine:
     """The line of one of `world` ranks that share a GPU, from that GPU's TP 1 line: each has its part of the SMs, and about as many tiles
     on each of them. Arguments as for `for_shard`."""
     if line.tp != 1 or not 1 < world <= line.ctas:

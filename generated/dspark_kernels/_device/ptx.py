@@ -13,7 +13,6 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
 
-
 def _asm(out, ins, text: str, constraints: str, *, pure: bool = False, loc=None, ip=None):
     return llvm.inline_asm(
         out,
@@ -259,10 +258,7 @@ def ldg_once_b128(address: Int64, *, loc=None, ip=None) -> list[Uint32]:
 @dsl_user_op
 def stg_b128_if(condition: Boolean, address: Int64, x: Sequence[Uint32], *, loc=None, ip=None) -> None:
     """Where the condition holds, stores 16 aligned bytes that nobody on this SM reads again."""
-    text = (
-        "{\n.reg .pred p;\nsetp.ne.b32 p, $0, 0;\n"
-        "@p st.global.L1::no_allocate.v4.b32 [$1], {$2, $3, $4, $5};\n}"
-    )
+    text = "{\n.reg .pred p;\nsetp.ne.b32 p, $0, 0;\n@p st.global.L1::no_allocate.v4.b32 [$1], {$2, $3, $4, $5};\n}"
     _asm(None, [Int32(condition), address, *x], text, "r,l,r,r,r,r", loc=loc, ip=ip)
 
 

@@ -1,0 +1,65 @@
+"""The memory that the ranks of a chain write into each other's GPU: what lies where in a rank's symmetric buffer.
+
+    hello       [source rank] 8 bytes                                      builds that check ranks: what each rank is about to launch
+    arrivals    [source rank][CTA] 8 bytes                                 how far that CTA's logits are staged here
+    mailboxes   [variant][parity][row slot] 256 bytes = [source rank] 8    one record a rank, row and position
+    staging     [launch parity][source rank but the own][position][tile][row slot][16 entries]      logits for the cache
+
+Every rank's buffer has the same layout; `source rank` is the one that writes. All offsets and sizes are bytes. The buffer is zeroed once,
+before any rank launches, and never again. Plain Python without imports, for the host and the device code alike.
+"""
+
+from typing import NamedTuple
+
+MOST_RANKS = 16
+MOST_ROWS = 8
+TILE_ROWS = 16  # entries of a tile and row: a tile is what one warp finishes at once
+RECORD_BYTES = 8
+HELLO_BYTES = 256  # MOST_RANKS words, and the arrivals behind them start a line
+ROW_BYTES = 256  # of a mailbox: all SMs poll one row's records; 256 bytes apart, the polls of two rows do not queue up
+PARITIES = 2
+MAILBOX_BYTES = PARITIES * MOST_ROWS * ROW_BYTES
+ALIGNMENT = 256
+
+
+class SymmetricLayout(NamedTuple):
+    """Byte offsets in a symmetric buffer."""
+
+    hello: int
+    arrivals: int
+    mailboxes: int
+    staging: int
+    staging_bytes: int  # of one launch parity
+    total: int
+
+
+def tiles_of(shard_width: int) -> int:
+    """Tiles of a shard of that many columns."""
+    return -(-shard_width // TILE_ROWS)
+
+
+def layout(
+    *, world: int, ctas: int, variants: int, row_slots: int, num_steps: int, shard_width: int, cache_bytes: int
+) -> SymmetricLayout:
+    """What a sampler's symmetric buffers must hold.
+
+    Args:
+        world: tensor-parallel ranks.
+        ctas: CTAs of a rank.
+        variants: builds that share the buffer. Each has a mailbox of its own, since its records are tagged by its own launch count.
+        row_slots: of the build with most.
+        num_steps: draft positions.
+        shard_width: columns of a rank (of the widest).
+        cache_bytes: of an entry of the logits cache; 0 without a cache.
+    """
+    source = num_steps * tiles_of(shard_width) * row_slots * TILE_ROWS * cache_bytes
+    staging_bytes = -(-(world - 1) * source // ALIGNMENT) * ALIGNMENT
+    arrivals = HELLO_BYTES
+    mailboxes = arrivals + -(-world * ctas * RECORD_BYTES // ALIGNMENT) * ALIGNMENT
+    staging = mailboxes + variants * MAILBOX_BYTES
+    return SymmetricLayout(0, arrivals, mailboxes, staging, staging_bytes, staging + PARITIES * staging_bytes)
+
+
+def mailbox_offset(found: SymmetricLayout, variant: int) -> int:
+    """Where the mailbox of the variant with that number lies."""
+    return found.mailboxes + variant * MAILBOX_BYTES
