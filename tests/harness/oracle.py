@@ -212,9 +212,8 @@ def _wide_product(word: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.
 
 
 def philox_bits(seed: int, key: int, ids: torch.Tensor) -> torch.Tensor:
-    """The random word of each id by the older scheme: a first draw from seed and key, sign-extended, keys the draw by id."""
-    first = int(philox(seed, torch.tensor([key])))
-    return philox(first - ((first >> 31) << 32), ids)
+    """The random word of each id by the older scheme: a first draw from seed and key, 32 bits, is the key of the draw by id."""
+    return philox(int(philox(seed, torch.tensor([key]))), ids)
 
 
 def gumbel_of_philox(bits: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,9 @@ def toy_spec(
     vocabulary: dict[str, Any] | None = None,
     noise: dict[str, Any] | None = None,
     logits: dict[str, Any] | None = None,
+    kernels: tuple[str, ...] = ("noise", "fused"),
 ) -> ModelSpec:
-    """A valid spec for the noise and fused kernels; the dictionaries add to or replace keys of their tables."""
+    """A valid spec for some kernels; the dictionaries add to or replace keys of their tables."""
     return ModelSpec.model_validate(
         {
             "format": 1,
@@ -35,7 +36,7 @@ def toy_spec(
             "logits": {"base_dtypes": ("bf16", "fp32"), "cache_dtypes": ("bf16", "fp32"), **(logits or {})},
             "noise": noise or {},
             "parallel": {"tp": (1,)},
-            "emit": {"kernels": ("noise", "fused"), "archs": ("sm_90a",)},
+            "emit": {"kernels": kernels, "archs": ("sm_90a",)},
             "provenance": {"source": "made up"},
         }
     )
@@ -62,7 +63,7 @@ def toy_model(folder: Path, vocab_size: int, **options: Any) -> ModuleType:
     sys.path.insert(0, str(folder))
     try:
         model = importlib.import_module(f"{package}.toy")
-        for module in ("config", "noise", "fused"):
+        for module in ("config", *[name for name in ("noise", "fused") if name in spec.emit.kernels]):
             setattr(model, module, importlib.import_module(f"{package}.toy.{module}"))
     finally:
         sys.path.remove(str(folder))
