@@ -45,7 +45,7 @@ sanitize: ## compute-sanitizer over the kernels on a small shape: needs a GPU an
 
 docs: $(STAMP) ## rewrite what the pages take from code and recorded runs
 	@$(BIN)/python -m dsparkgen.reference docs/spec-reference.md
-	@$(BIN)/python -m dsparkgen.readme README.md
+	@$(BIN)/python -m dsparkgen.readme README.md docs/models.md docs/scaling.md
 
 format: $(STAMP) ## ruff format over the hand-written Python
 	@$(BIN)/ruff format generator templates tests

@@ -1,6 +1,6 @@
-"""The parts of README.md that are written from the repository: a plan, and the timings of recorded runs.
+"""The parts of pages that are written from the repository: plans, and the timings of recorded runs.
 
-python -m dsparkgen.readme README.md
+python -m dsparkgen.readme README.md docs/models.md docs/scaling.md
 """
 
 import sys
@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dsparkgen import models_page
 from dsparkgen.device import load_devices
 from dsparkgen.evidence import verified_rows
 from dsparkgen.plan import plan_model, render_text
-from dsparkgen.spec import read_spec
+from dsparkgen.scaling import Scaling, recorded
+from dsparkgen.scaling import table as scaling_table
+from dsparkgen.spec import read_spec, read_specs
 from dsparkgen.tree import read_manifest
 
 MODEL, DEVICE, ROWS = "deepseek_v41", "h200", (1, 8)
@@ -35,13 +38,46 @@ def timings(root: Path) -> str:
     results = root / "benchmarks" / "results"
     sections = []
     for path in sorted(results.glob("*/*.json")):
-        rows = [row for row in verified_rows(results, path.parent.name, path.stem, kernels) if row["kernel"] == "chain"]
+        found = verified_rows(results, path.parent.name, path.stem, kernels)
+        rows = [row for row in found if (row["kernel"], row["tp"]) == ("chain", 1)]
         if rows:
             sections.append("".join(_table(path.parent.name, path.stem, rows)))
     return "\n".join(sections) or NO_RUN
 
 
-PARTS: Mapping[str, Callable[[Path], str]] = {"plan": plan, "timings": timings}
+def models(root: Path) -> str:
+    """Markdown table of every model of specs/: shape, residency, timings. Raises as `timings` does."""
+    devices = load_devices(root)
+    plans = [plan_model(spec, devices) for spec in read_specs(root / "specs").values()]
+    return "".join(models_page.models_table(plans, DEVICE, _recorded(root)))
+
+
+def steps(root: Path) -> str:
+    """Markdown table of the step kernels' recorded runs; a sentence where there is none. Raises as `timings` does."""
+    return "".join(models_page.step_table(_recorded(root))) or NO_RUN
+
+
+def scaling(root: Path) -> str:
+    """Markdown table of one model's chain over more and more GPUs; a sentence where nothing is recorded. Raises as `timings` does."""
+    spec = read_specs(root / "specs")[MODEL]
+    found = Scaling(spec.vocabulary.draft, spec.draft.num_steps, _recorded(root)[MODEL])
+    lines = list(found.lines())
+    return "".join(scaling_table(lines)) if lines else NO_RUN
+
+
+def _recorded(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """Bench rows of the checked-in kernels on `DEVICE`, by model."""
+    kernels = read_manifest(root / "generated").get("kernels", {})
+    results = root / "benchmarks" / "results"
+    return {model: recorded(results, DEVICE, model, kernels) for model in read_specs(root / "specs")}
+
+
+PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
+    "README.md": {"plan": plan, "timings": timings},
+    "docs/models.md": {"models": models, "steps": steps},
+    "docs/scaling.md": {"scaling": scaling},
+}
+PARTS = PAGES["README.md"]
 
 
 def fill(text: str, root: Path, parts: Mapping[str, Callable[[Path], str]] = PARTS) -> str:
@@ -68,5 +104,7 @@ def _table(device: str, model: str, rows: Sequence[Mapping[str, Any]]) -> Iterat
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(fill(page.read_text(), Path(__file__).parents[2]))
+    repository = Path(__file__).parents[2]
+    for name in sys.argv[1:]:
+        page = repository / name
+        page.write_text(fill(page.read_text(), repository, PAGES[name]))
