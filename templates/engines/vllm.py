@@ -2,9 +2,9 @@
 
 vLLM's DSpark speculator asks its draft model for `sample_sequential(speculator, num_reqs, head_hidden)` before it runs
 its own loop; False means that nothing was done. `register`, an entry point of vLLM's general plugins, gives the draft
-model classes that method once their modules are imported. The first call, in the engine's profiling run and so before any
-graph capture, decides once whether a generated model serves the draft, on all tensor-parallel ranks alike, and builds and
-warms its sampler.
+model classes that method once their modules are imported. The first call, in the engine's profiling run and so before
+any graph capture, decides once whether a generated model serves the draft, on all tensor-parallel ranks alike, and
+builds and warms its sampler.
 
 It stands aside, with the reason in the log, wherever the loop does more than sample or is not that of vllm_contract.py.
 DSPARK_KERNELS_DISABLE=1 turns it off.

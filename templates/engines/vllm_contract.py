@@ -2,8 +2,8 @@
 
 A kernel computes what the engine's loop computes, so the hook serves only an engine whose loop is the one it was
 written against. Each function's digest is of its syntax, without comments, docstrings and formatting: another release
-with the same functions is served, one with another loop, noise or rounding is declined, by the name of the function that
-differs.
+with the same functions is served, one with another loop, noise or rounding is declined, by the name of the function
+that differs.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ LOOP: Mapping[str, Mapping[str, str]] = {
         "DSparkSpeculator._sample_sequential": "1d0b82097667",
         "DSparkSpeculator._sample_logits": "60b1efb42715",
     },
+    _BASE: {"DraftModelSpeculator._maybe_predict_acceptance": "3cf07b188a75"},
     _GUMBEL: {
         "_DRAFT_NOISE_SALT": "1ab2b38ba779",
         "spec_step_seed": "2e0aa03549c9",

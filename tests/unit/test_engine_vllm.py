@@ -1,0 +1,491 @@
+"""The vLLM hook on a CPU: the released engine's own loop with and without it, through the fused kernel in Triton's interpreter.
+
+The loop is the released wheel's (tests/harness/engine_wheel.py); these tests are skipped, saying so, where it could not be fetched.
+"""
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from tests.harness import engine_stub, engine_wheel  # noqa: E402
+from tests.harness.cases import POISON_LOGIT, POISON_TOKEN, Case, exact_case  # noqa: E402
+from tests.harness.oracle import same_bits  # noqa: E402
+
+interpreted = pytest.mark.skipif(
+    not triton.knobs.runtime.interpret, reason="kernels are compiled here, not interpreted"
+)
+
+VOCAB, RANK, STEPS = 203, 64, 3
+KERNELS = ("noise", "chain", "fused")
+CAP = 30.0
+Models = Callable[..., ModuleType]
+
+
+@pytest.fixture(scope="module")
+def files() -> Path:
+    """The engine's files."""
+    try:
+        return engine_wheel.engine_files()
+    except engine_wheel.CannotFetchError as error:
+        pytest.skip(f"needs files of the vLLM {engine_wheel.RELEASE} wheel, which could not be fetched: {error}")
+
+
+@pytest.fixture
+def engine(files: Path) -> Iterator[engine_wheel.Engine]:
+    """The engine's speculator and Gumbel kernel."""
+    with engine_wheel.loaded_engine(files) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def hook(toy_models: Models) -> ModuleType:
+    """The hook of a package with one small model, plain, that any draft of `small_case` matches."""
+    return hook_of(toy_models(VOCAB, kernels=KERNELS))
+
+
+def hook_of(model: ModuleType) -> ModuleType:
+    return importlib.import_module(f"{model.__name__.split('.')[0]}.engines.vllm")
+
+
+def small_case(rows: int = 3, **options: Any) -> Case:
+    return exact_case(VOCAB, RANK, STEPS, rows, seed=rows, padding_rows=min(1, rows - 1), **options)
+
+
+class Draft:
+    """A case inside the engine: its speculator, with a stub draft model of one of the engine's classes."""
+
+    def __init__(
+        self,
+        engine: engine_wheel.Engine,
+        case: Case,
+        *,
+        name: str = "Qwen3DSparkForCausalLM",
+        soft_cap: float | None = None,
+        base: type[engine_stub.StubDraft] = engine_stub.StubDraft,
+        d2t: torch.Tensor | None = None,
+        query_per_row: int = STEPS,
+        max_rows: int | None = None,
+    ) -> None:
+        self.case = case
+        self.rows = case.rows if max_rows is None else max_rows
+        logits = case.base_logits.reshape(-1, case.base_logits.shape[-1])
+        missing = self.rows * case.num_steps - logits.shape[0]
+        logits = torch.cat([logits, torch.zeros(missing, logits.shape[1], dtype=logits.dtype)])
+        processor = engine_stub.LogitsProcessor(case.base_logits.shape[-1], soft_cap=soft_cap)
+        model = engine_stub.draft_class(name, base)(case.embed_weight, case.head_weight, logits, processor, d2t)
+        self.model: Any = model
+        self.speculator = object.__new__(engine.speculator_class)
+        engine_stub.fill_speculator(self.speculator, model, case, max_rows=self.rows, query_per_row=query_per_row)
+        if d2t is not None:
+            self.speculator._d2t_scatter_index = torch.arange(d2t.numel()) + d2t
+            shape = (case.max_reqs, self.speculator.draft_logits.shape[-1])
+            self.speculator._draft_scatter_buf = torch.full(shape, -torch.inf, dtype=case.logits_cache.dtype)
+
+    def give_hook(self, hook: ModuleType) -> None:
+        hook.give_method(SimpleNamespace(**{type(self.model).__name__: type(self.model)}), (type(self.model).__name__,))
+
+    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step of the engine's own `_sample_sequential`; draft tokens and logits cache."""
+        hidden = torch.arange(self.rows * self.case.num_steps).view(-1, 1)
+        self.speculator._sample_sequential(self.rows, hidden)
+        return self.speculator.draft_tokens, self.speculator.draft_logits
+
+    def asked(self) -> bool:
+        """What the hook answers."""
+        hidden = torch.arange(self.rows * self.case.num_steps).view(-1, 1)
+        return self.model.sample_sequential(self.speculator, self.rows, hidden)
+
+
+def assert_same(hook: ModuleType, make: Callable[[], Draft]) -> None:
+    """The engine's step gives the same tokens and cache with and without the hook, and with it takes the kernels."""
+    plain, hooked = make(), make()
+    want = plain.run()
+    hooked.give_hook(hook)
+    got = hooked.run()
+    served = hook._serving[hooked.model]
+    assert isinstance(served, hook.Serving), served
+    assert served.sampler.served == {"fused": 1}
+    assert torch.equal(got[0], want[0])  # padding rows too, and those beyond the batch stay as they were
+    assert same_bits(got[1], want[1])
+
+
+# The loop against the kernels
+
+
+@interpreted
+@pytest.mark.parametrize("rows", [1, 9, 64])
+def test_draws_what_the_loop_draws(hook: ModuleType, engine: engine_wheel.Engine, rows: int) -> None:
+    assert_same(hook, lambda: Draft(engine, small_case(rows)))
+
+
+@interpreted
+@pytest.mark.parametrize("name", sorted(engine_stub.CLASSES))
+def test_serves_every_draft_class(hook: ModuleType, engine: engine_wheel.Engine, name: str) -> None:
+    options: dict[str, Any] = {}
+    if name.startswith("Muse"):  # its draft has a map over the whole vocabulary, which maps nothing
+        options = {"base": engine_stub.TransformedDraft, "d2t": torch.zeros(VOCAB, dtype=torch.int64)}
+    assert_same(hook, lambda: Draft(engine, small_case(2), name=name, **options))
+
+
+@interpreted
+def test_draws_fp32_logits(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    case = small_case(3, base_dtype=torch.float32, cache_dtype=torch.float32)
+    assert_same(hook, lambda: Draft(engine, case))
+
+
+@interpreted
+def test_reads_the_anchor_of_a_longer_query(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    """The layout whose anchor is not sampled from has one query more than steps."""
+    assert_same(hook, lambda: Draft(engine, small_case(3), query_per_row=STEPS + 1))
+
+
+@interpreted
+def test_rows_beyond_the_batch_are_padding(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    assert_same(hook, lambda: Draft(engine, small_case(3, max_reqs=12), max_rows=8))
+
+
+@interpreted
+def test_draws_under_a_cap_on_logits_and_bias(toy_models: Models, engine: engine_wheel.Engine) -> None:
+    """Gemma's draft: one processor caps base logits, which are given here as they arrive, and bias."""
+    transform = {"placement": "both", "soft_cap": CAP, "base_capped": True}
+    capped = hook_of(toy_models(VOCAB, kernels=KERNELS, logits={"transform": transform}))
+    assert_same(capped, lambda: Draft(engine, small_case(3), name="Gemma4DSparkForCausalLM", soft_cap=CAP))
+
+
+@interpreted
+def test_builds_once(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case(2))
+    draft.give_hook(hook)
+    assert draft.asked() and draft.asked()
+    assert hook._serving[draft.model].sampler.served == {"fused": 2}
+
+
+# Where the hook stands aside
+
+
+def expect_decline(hook: ModuleType, draft: Draft, *words: str) -> None:
+    """The hook does nothing, says why, and the engine's loop draws."""
+    draft.give_hook(hook)
+    assert draft.asked() is False
+    reason = hook._serving[draft.model]
+    assert isinstance(reason, hook.Declined)
+    for word in words:
+        assert word in reason
+    assert draft.model.lm_head_calls == 0
+    assert bool((draft.speculator.draft_tokens == POISON_TOKEN).all())
+    assert draft.speculator.draft_logits is None or bool((draft.speculator.draft_logits == POISON_LOGIT).all())
+
+
+def test_declines_the_confidence_head(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    draft.speculator.use_confidence_head = True
+    expect_decline(hook, draft, "confidence head")
+
+
+@pytest.mark.parametrize("attribute", ["use_acceptance_estimator", "acceptance_estimator"])
+def test_declines_an_acceptance_estimator(hook: ModuleType, engine: engine_wheel.Engine, attribute: str) -> None:
+    draft = Draft(engine, small_case())
+    setattr(draft.speculator, attribute, True)
+    expect_decline(hook, draft, "acceptance estimator")
+
+
+def test_declines_a_watermarker(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    draft.speculator.draft_watermarker = object()
+    expect_decline(hook, draft, "watermark")
+
+
+def test_declines_fp64_noise_without_a_kernel(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    draft.speculator.use_fp64_gumbel = True
+    expect_decline(hook, draft, "noise.scheme is 'murmur3_32', the draft's 'murmur3_64'", 'scheme = "murmur3_64"')
+
+
+def test_declines_an_fp32_head(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    draft.model.logits_processor.head_dtype = torch.float32
+    expect_decline(hook, draft, "torch.float32", "does not round the bias")
+
+
+def test_declines_draft_logits_with_a_row_mapping(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    draft.speculator.draft_logits = SimpleNamespace(values=draft.speculator.draft_logits, rows=None)
+    draft.give_hook(hook)
+    assert draft.asked() is False
+    assert "row mapping" in hook._serving[draft.model]
+
+
+def test_declines_a_scale_after_the_cap(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case(), soft_cap=CAP)
+    draft.model.logits_processor.scale = 0.5
+    expect_decline(hook, draft, "scales after its soft cap")
+
+
+def test_declines_two_transforms(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case(), soft_cap=CAP, base=engine_stub.TransformedDraft)
+    expect_decline(hook, draft, "once more")
+
+
+def test_declines_another_logits_processor(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    draft.model.logits_processor.__class__ = type("FasterLogits", (engine_stub.LogitsProcessor,), {})
+    expect_decline(hook, draft, "FasterLogits")
+
+
+def test_declines_a_quantised_markov_head(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    draft.model.model.markov_head.markov_w2.quant_method = SimpleNamespace()
+    expect_decline(hook, draft, "unquantised")
+
+
+def test_declines_other_weights(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    draft.model.model.markov_head.markov_w2.weight = draft.case.head_weight.half()
+    expect_decline(hook, draft, "torch.float16")
+
+
+def test_declines_batch_invariance(hook: ModuleType, files: Path) -> None:
+    with engine_wheel.loaded_engine(files, batch_invariant=True) as engine:
+        expect_decline(hook, Draft(engine, small_case()), "batch-invariant")
+
+
+def test_declines_a_class_it_does_not_know(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    type(draft.model).__module__ = "vllm.model_executor.models.new_dspark"
+    expect_decline(hook, draft, "new_dspark", "no draft model that the hook knows")
+
+
+def test_declines_a_missing_attribute(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    del draft.speculator.sample_idx_mapping
+    expect_decline(hook, draft, "expected an attribute sample_idx_mapping of the speculator")
+
+
+def test_declines_a_sampler_that_cannot_be_built(
+    hook: ModuleType, engine: engine_wheel.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(hook, "make_sampler", fail)
+    expect_decline(hook, Draft(engine, small_case()), "RuntimeError: out of memory")
+
+
+@interpreted
+def test_declines_base_logits_of_another_dtype(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    """Known once the LM head ran only: the loop runs it again."""
+    draft = Draft(engine, small_case())
+    draft.model.logits = draft.model.logits.float()
+    draft.give_hook(hook)
+    assert draft.asked() is False
+    assert bool((draft.speculator.draft_tokens == POISON_TOKEN).all())
+
+
+def test_declines_under_capture_before_the_first_step(
+    hook: ModuleType, engine: engine_wheel.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = Draft(engine, small_case())
+    draft.give_hook(hook)
+    monkeypatch.setattr(hook, "_capturing", lambda: True)
+    assert draft.asked() is False
+    assert draft.model not in hook._serving
+
+
+@interpreted
+def test_the_loop_draws_after_a_decline(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    plain, hooked = Draft(engine, small_case()), Draft(engine, small_case())
+    hooked.speculator.num_query_per_req = plain.speculator.num_query_per_req
+    hooked.model.model.markov_head.markov_w2.quant_method = SimpleNamespace()
+    hooked.give_hook(hook)
+    want, got = plain.run(), hooked.run()
+    assert isinstance(hook._serving[hooked.model], hook.Declined)
+    assert torch.equal(got[0], want[0]) and same_bits(got[1], want[1])
+
+
+def test_names_the_model_in_one_line(
+    hook: ModuleType, engine: engine_wheel.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = Draft(engine, small_case(2))
+    with caplog.at_level(logging.INFO, "vllm.dspark_kernels"):
+        served = hook.serve(draft.model, draft.speculator)
+    assert isinstance(served, hook.Serving)
+    (record,) = [record for record in caplog.records if record.name == "vllm.dspark_kernels"]
+    assert record.getMessage().startswith(
+        f"DSpark drafts of Qwen3DSparkForCausalLM: toy draws them (1 to {draft.case.max_reqs} requests: fused, "
+    )
+
+
+# The contract
+
+
+def test_the_loop_is_the_one_the_kernels_stand_in_for(engine: engine_wheel.Engine) -> None:
+    contract = importlib.import_module("dspark_kernels.engines.vllm_contract")
+    assert contract.why_loop_differs(engine.package) is None
+    for path, classes in contract.DRAFTS.items():
+        for name in classes:
+            assert contract.why_draft_differs(engine.package, path, name) is None
+
+
+def test_every_attribute_is_set_by_the_engine(engine: engine_wheel.Engine) -> None:
+    """By an assignment to self, or in the class's body."""
+    import ast
+
+    contract = importlib.import_module("dspark_kernels.engines.vllm_contract")
+    missing = []
+    for (path, name), attributes in contract.ATTRIBUTES.items():
+        classes = [node for node in ast.parse(engine.source(path)).body if isinstance(node, ast.ClassDef)]
+        (found,) = [node for node in classes if node.name == name]
+        body = {
+            target.id
+            for node in found.body
+            for target in [*getattr(node, "targets", []), getattr(node, "target", None)]
+            if isinstance(target, ast.Name)
+        } | {node.name for node in found.body if isinstance(node, ast.FunctionDef)}
+        stores = (
+            node for node in ast.walk(found) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        )
+        stored = {node.attr for node in stores if isinstance(node.value, ast.Name) and node.value.id == "self"}
+        missing += [f"{path}: {name}.{attribute}" for attribute in attributes if attribute not in body | stored]
+    assert not missing
+
+
+def test_the_hook_reads_no_other_attribute_of_the_speculator() -> None:
+    """What is not in the contract's list is not checked before it is used."""
+    import ast
+
+    contract = importlib.import_module("dspark_kernels.engines.vllm_contract")
+    source = Path(contract.__file__).with_name("vllm.py").read_text(encoding="utf-8")
+    read = {
+        node.attr
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "speculator"
+    }
+    assert read <= set(contract.SPECULATOR)
+
+
+@pytest.mark.parametrize(
+    "path, before, after, name",
+    [
+        ("v1/worker/gpu/sample/gumbel.py", "1 << 30", "1 << 31", "_DRAFT_NOISE_SALT"),
+        ("v1/worker/gpu/sample/gumbel.py", "h * 5 + 0xE6546B64", "h * 5 + 0xE6546B65", "_murmur3_mix"),
+        ("v1/worker/gpu/spec_decode/dspark/speculator.py", "sample_pos - 1,", "sample_pos,", "_sample_logits"),
+        ("model_executor/layers/logits_processor.py", "logits * self.soft_cap", "logits", "LogitsProcessor.forward"),
+    ],
+)
+def test_another_loop_is_named(files: Path, tmp_path: Path, path: str, before: str, after: str, name: str) -> None:
+    contract = importlib.import_module("dspark_kernels.engines.vllm_contract")
+    for known in contract.LOOP:
+        text = (files / "vllm" / known).read_text(encoding="utf-8")
+        if known == path:
+            assert before in text
+            text = text.replace(before, after)
+        (tmp_path / known).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / known).write_text(text)
+    assert name in contract.why_loop_differs(tmp_path)
+
+
+def test_comments_do_not_make_another_loop(files: Path, tmp_path: Path) -> None:
+    contract = importlib.import_module("dspark_kernels.engines.vllm_contract")
+    for known in contract.LOOP:
+        (tmp_path / known).parent.mkdir(parents=True, exist_ok=True)
+        text = (files / "vllm" / known).read_text(encoding="utf-8")
+        (tmp_path / known).write_text(text.replace("\n@triton.jit", "\n# compiled\n@triton.jit"))
+    assert contract.why_loop_differs(tmp_path) is None
+
+
+def test_a_new_override_is_named(files: Path, tmp_path: Path) -> None:
+    """A class that defines what it inherited before is another one."""
+    contract = importlib.import_module("dspark_kernels.engines.vllm_contract")
+    path = "model_executor/models/gemma4_dspark.py"
+    text = (files / "vllm" / path).read_text(encoding="utf-8")
+    line = "class Gemma4DSparkForCausalLM(Qwen3DSparkForCausalLM):\n"
+    assert line in text
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text(text.replace(line, f"{line}    def markov_bias(self, e):\n        return e\n\n"))
+    assert "Gemma4DSparkForCausalLM.markov_bias" in contract.why_draft_differs(
+        tmp_path, path, "Gemma4DSparkForCausalLM"
+    )
+
+
+# Registration
+
+
+@pytest.fixture
+def new_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package `vllm` whose draft modules can be imported: classes with nothing in them, one with a method of its own."""
+    contract = importlib.import_module("dspark_kernels.engines.vllm_contract")
+    for path, classes in contract.DRAFTS.items():
+        file = tmp_path / "vllm" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        own = "    def sample_sequential(self): return 'own'\n" if "kimi" in path else "    pass\n"
+        file.write_text("".join(f"class {name}:\n{own}" for name in classes))
+    monkeypatch.syspath_prepend(tmp_path)
+    before, finders = set(sys.modules), list(sys.meta_path)
+    yield
+    sys.meta_path[:] = finders
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] == "vllm":
+            del sys.modules[name]
+
+
+def test_register_waits_for_the_draft_classes(hook: ModuleType, new_package: None) -> None:
+    first = importlib.import_module("vllm.model_executor.models.qwen3_dspark")
+    hook.register()
+    hook.register()
+    assert sum(isinstance(finder, hook.DraftFinder) for finder in sys.meta_path) == 1
+    assert first.Qwen3DSparkForCausalLM.sample_sequential is hook.sample_sequential
+    later = importlib.import_module("vllm.models.deepseek_v41.nvidia.dspark")
+    assert later.DSparkDeepseekV4ForCausalLM.sample_sequential is hook.sample_sequential
+    hook.register()
+    assert later.DSparkDeepseekV4ForCausalLM.sample_sequential is hook.sample_sequential
+
+
+def test_register_leaves_an_engines_own_method(hook: ModuleType, new_package: None) -> None:
+    hook.register()
+    kimi = importlib.import_module("vllm.models.kimi_k3.nvidia.dspark_mla")
+    assert kimi.K3DSparkForCausalLM().sample_sequential() == "own"
+
+
+def test_register_can_be_turned_off(
+    hook: ModuleType, new_package: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DSPARK_KERNELS_DISABLE", "1")
+    with caplog.at_level(logging.INFO, "vllm.dspark_kernels"):
+        hook.register()
+    assert "DSPARK_KERNELS_DISABLE is set" in caplog.text
+    draft = importlib.import_module("vllm.model_executor.models.qwen3_dspark")
+    assert not hasattr(draft.Qwen3DSparkForCausalLM, "sample_sequential")
+
+
+def test_register_imports_neither_engine_nor_torch() -> None:
+    """Processes that never draft must not pay for it, nor initialise CUDA before they fork."""
+    import subprocess
+
+    code = (
+        "import sys; from dspark_kernels.engines.vllm import register; register(); "
+        "print([name for name in ('torch', 'triton', 'cutlass', 'vllm') if name in sys.modules])"
+    )
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, env={"PYTHONPATH": "generated"}
+    )
+    assert ran.stdout.strip() == "[]", ran.stderr
+
+
+def test_the_package_announces_the_plugin() -> None:
+    import tomllib
+
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    target = project["entry-points"]["vllm.general_plugins"]["dspark_kernels"]
+    module, function = target.split(":")
+    assert callable(getattr(importlib.import_module(module), function))
