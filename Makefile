@@ -5,6 +5,7 @@
 PYTHON ?= python3
 CONSTRAINTS ?= constraints-ci.txt
 PYTEST_ARGS ?=
+TP ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,10 +13,10 @@ STAMP := $(VENV)/installed.stamp
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -qq -e '.[cuda,dev]'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check compile sanitize docs format clean
+.PHONY: help venv demo test check compile sanitize bench-tp docs format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## .venv with the tool, the product's requirements and the test tools
 
@@ -42,6 +43,9 @@ compile: $(STAMP) ## the resource table of every kernel, for every arch
 
 sanitize: ## compute-sanitizer over the kernels on a small shape: needs a GPU and, as PYTHON, a Python with its PyTorch
 	@PYTHON=$(PYTHON) scripts/sanitize.sh
+
+bench-tp: ## the chain over TP GPUs (TP=2): tests, verification, timings; needs the GPUs and, as PYTHON, a Python with their PyTorch
+	@PYTHON=$(PYTHON) scripts/bench_tp.sh $(TP)
 
 docs: $(STAMP) ## rewrite what the pages take from code and recorded runs
 	@$(BIN)/python -m dsparkgen.reference docs/spec-reference.md

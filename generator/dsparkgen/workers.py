@@ -114,6 +114,7 @@ def start_ranks(module: str, task: Mapping[str, Any], world: int, *, seconds: fl
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    shared["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"  # nothing here uses it, and torch binds it where it can
     own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world))
     return [Worker(module, task, seconds=seconds, environment=shared | variables) for variables in own]
 
