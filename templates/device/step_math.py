@@ -42,6 +42,10 @@ LOG_SERIES = (
 )
 LN_2 = 0x3F317218
 
+# CUDA's tanhf: an odd polynomial below this size, an exponential from there on.
+TANH_SPLIT = 0.6
+TANH_SERIES = (0x3C80F082, 0xBD563CAE, 0x3E085941, 0xBEAAA9ED)
+
 
 def _hex(bits: int) -> str:
     return f"0f{bits:08X}"
@@ -108,8 +112,25 @@ def gumbel(bits: Uint32, *, loc=None, ip=None) -> Float32:
 
 
 @dsl_user_op
+def tanh_of_small(x: Float32, *, loc=None, ip=None) -> Float32:
+    """score_ops.tanh of an fp32 whose size is below TANH_SPLIT, or NaN."""
+    text = (
+        ".reg .f32 s, r;\nmul.rn.f32 s, $1, $1;\n"
+        + _horner("r", "s", TANH_SERIES)
+        + f"fma.rn.f32 r, r, s, {_hex(0)};\nfma.rn.f32 $0, r, $1, $1;\n"
+    )
+    return Float32(_pure(T.f32(), [x], text, "=f,f", loc, ip))
+
+
+@dsl_user_op
+def larger_size(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """The larger of `a` and |b|; of a number and NaN, the number."""
+    return Float32(_pure(T.f32(), [a, b], ".reg .f32 s;\nabs.f32 s, $2;\nmax.f32 $0, $1, s;\n", "=f,f,f", loc, ip))
+
+
+@dsl_user_op
 def log2_approx(x: Float32, *, loc=None, ip=None) -> Float32:
-    """Base-2 logarithm within 2^-22 of max(1, its size); -inf for 0."""
+    """Base-2 logarithm within 2^-22 of max(1, its size); -inf for 0, NaN below."""
     return Float32(_pure(T.f32(), [x], "lg2.approx.ftz.f32 $0, $1;\n", "=f,f", loc, ip))
 
 
@@ -141,11 +162,16 @@ def hash_prefix(seed_low: Uint32, seed_high: Uint32, key_low: Uint32) -> Uint32:
     return absorb(absorb(absorb(Uint32(0), seed_low), seed_high), key_low)
 
 
-def hash_token(prefix: Uint32, token: Int32) -> Uint32:
-    """The 32 random bits of a target token id."""
+def hash_word(prefix: Uint32, token: Int32) -> Uint32:
+    """The hash of a target token id before its last operation, which changes the lower half only."""
     state = absorb(prefix, Uint32(token)) ^ Uint32(HASHED_BYTES)
     state = (state ^ (state >> Uint32(16))) * Uint32(FINAL_MUL_1)
-    state = (state ^ (state >> Uint32(13))) * Uint32(FINAL_MUL_2)
+    return (state ^ (state >> Uint32(13))) * Uint32(FINAL_MUL_2)
+
+
+def hash_token(prefix: Uint32, token: Int32) -> Uint32:
+    """The 32 random bits of a target token id."""
+    state = hash_word(prefix, token)
     return state ^ (state >> Uint32(16))
 
 

@@ -70,6 +70,12 @@ def raise_key(address: Int64, key: Uint64, *, loc=None, ip=None) -> None:
 
 
 @dsl_user_op
+def raise_shared(address: Int32, word: Uint32, *, loc=None, ip=None) -> None:
+    """Makes the 32-bit word in shared memory at least `word`. A hint to other warps: nothing is ordered by it."""
+    _asm(None, [address, word], "red.relaxed.cta.shared.max.u32 [$0], $1;", "r,r", loc, ip)
+
+
+@dsl_user_op
 def arrive(address: Int64, last: Uint32, *, loc=None, ip=None) -> Uint32:
     """Counts an arrival at the word and returns how many came before; the one that finds `last` leaves 0 behind.
 

@@ -1,13 +1,14 @@
 """What a thread of the step kernel does with its vocabulary columns: logits, cache, and the best candidate.
 
 Exact noise costs about a hundred instructions a column, and one column in thousands wins. So a column is screened first. With x its
-32 random bits and u their uniform, -log(1 - u) >= u >= x / 2^32, hence noise = -log(-log(1 - u)) <= -log(x / 2^32), and
+32 random bits and u their uniform, -log(1 - u) >= u >= x / 2^32, hence noise = -log(-log(1 - u)) <= -log(x / 2^32). The hash's last
+operation changes the lower half of its word w only, so x >= w - 2^16, and
 
-    score log2(e) <= bound + 32,    bound = logit (log2(e) / T) - log2(x)
+    score log2(e) <= bound + 32,    bound = logit (log2(e) / T) - log2(w - 2^16)
 
-within rounding. Only where the bound reaches the best exact score known so far, of this thread's warp or of any block of the row that
-has finished, is the exact score computed. Whatever floor a thread happens to see, no column that could win or tie is left out,
-so the winner does not depend on it. A greedy row has bound = logit = score.
+within rounding; where w < 2^16 the bound is NaN, which no comparison excludes. Only where the bound reaches the best exact score
+known so far, of this block or of any block of the row that has finished, is the exact score computed. Whatever floor a thread happens
+to see, no column that could win or tie is left out, so the winner does not depend on it. A greedy row has bound = logit = score.
 """
 
 import cutlass
@@ -22,12 +23,14 @@ BF16_BYTES, FP32_BYTES = 2, 4
 D2T_BYTES = 8  # int64
 PAIRS = ENTRIES // 2
 NO_ENTRY = -1
+MOST_DEPTH = 2  # turns whose loads are under way at once
 
 LOG2_E = 1.4426950408889634
 WORD_BITS = 32.0  # log2 of the number of random words
 # Margin of the comparison, in units of bound: what rounding can add to a score or take from a bound. Relative to the floor: division
 # 2^-22, log2(e) / T 2^-21, products and sums 2^-23 each; absolute: log2 2^-17, noise 2^-19 and its series 2^-18.
 MARGIN, RELATIVE_MARGIN = 2.0**-10, 2.0**-18
+LOWER_HALF = 2.0**16
 STEEPEST = 2.0**100  # log2(e) / T from here on: products overflow where quotients do not, so every column is scored
 MINUS_INFINITY = -float("inf")
 NAN = 0x7FFFFFFF
@@ -36,7 +39,9 @@ NAN = 0x7FFFFFFF
 class Scan:
     """The part of a step kernel that a thread does alone or with its warp. Methods take the kernel's context `c`."""
 
-    def __init__(self, config, base_dtype: str, cache_dtype: str, vector: bool, threads: int) -> None:
+    def __init__(
+        self, config, base_dtype: str, cache_dtype: str, vector: bool, threads: int, most_turns: int
+    ) -> None:
         self.base_bytes, self.cache_bytes = config.DTYPE_BYTES[base_dtype], config.DTYPE_BYTES[cache_dtype]
         self.vector, self.threads = vector, threads
         self.transform = config.TRANSFORM
@@ -47,11 +52,13 @@ class Scan:
         )
         self.base_capped = config.BASE_CAPPED
         self.maps_ids, self.vocab_size, self.sampling_limit = config.D2T, config.VOCAB_SIZE, config.SAMPLING_LIMIT
-        self.base_words = ENTRIES * self.base_bytes // FP32_BYTES
+        self.staged_words = ENTRIES * self.base_bytes // FP32_BYTES + PAIRS  # base logits and biases of one turn
+        self.most_turns = most_turns
+        self.depth = min(most_turns, MOST_DEPTH if vector else 1)  # addresses of single entries leave no registers for more
 
     # ---- columns and their inputs
 
-    def column(self, c, turn: Int32, e: int) -> Int32:
+    def column(self, c, turn: Int32, e: Int32 | int) -> Int32:
         """The thread's e-th column of a turn: neighbours by thread with vectors, by lane without, so that accesses coalesce."""
         if self.vector:
             return c.first_column + turn * (self.threads * ENTRIES) + c.tid * ENTRIES + e
@@ -63,19 +70,33 @@ class Scan:
             return [self.column(c, turn, 0) < c.end] * ENTRIES
         return [self.column(c, turn, e) < c.end for e in range(ENTRIES)]
 
-    def turns(self, c, most: int) -> Int32:
+    def turns(self, c) -> Int32:
         """Turns in which the thread's warp has a column."""
         warp_first = c.first_column + c.warp * (LANES * ENTRIES if self.vector else LANES)
         left = cutlass.max(c.end - warp_first, 0)
-        return cutlass.min((left + (self.threads * ENTRIES - 1)) // (self.threads * ENTRIES), most)
+        return cutlass.min((left + (self.threads * ENTRIES - 1)) // (self.threads * ENTRIES), self.most_turns)
 
-    def fetch(self, c, turn: Int32) -> None:
-        """Starts loading a turn's base logits and biases into c.staged, packed as vectors pack them."""
+    def fetch(self, c, turn: Int32, place: int) -> None:
+        """Starts loading a turn's base logits and biases into one place of c.staged, packed as vectors pack them."""
         there = self.there(c, turn)
         base = self._load(c, c.base, turn, there, self.base_bytes)
         bias = self._load(c, c.bias, turn, there, BF16_BYTES)
         for i, word in enumerate([*base, *bias]):
-            c.staged[i] = word
+            c.staged[place * self.staged_words + i] = word
+
+    def fetch_first(self, c) -> None:
+        """Starts loading the first turns."""
+        for turn in range(self.depth):
+            self.fetch(c, Int32(turn), turn)
+
+    def take_staged(self, c, turn: Int32) -> list[Uint32]:
+        """The turn's words, once they have arrived; the loads of a later turn start in their place."""
+        words = [c.staged[i] for i in range(self.staged_words)]
+        for i in range((self.depth - 1) * self.staged_words):
+            c.staged[i] = c.staged[i + self.staged_words]
+        if self.most_turns > self.depth:
+            self.fetch(c, turn + self.depth, self.depth - 1)
+        return words
 
     def _load(self, c, row: Int64, turn: Int32, there: list[Boolean], entry_bytes: int) -> list[Uint32]:
         if self.vector:
@@ -98,15 +119,15 @@ class Scan:
 
     # ---- logits
 
-    def logits(self, words: list[Uint32]):
+    def logits(self, c, words: list[Uint32]):
         """Logits of packed base logits and biases, as fp32 in the cache's precision, and as the cache's words."""
-        base, bias = words[: self.base_words], words[self.base_words :]
+        base, bias = words[: self.staged_words - PAIRS], words[self.staged_words - PAIRS :]
         if self.transform in ("base", "both"):
-            bases, biases = self._floats(base, self.base_bytes), self._floats(bias, BF16_BYTES)
+            bases, biases = self._floats(base, self.base_bytes), unpacked(bias)
             if not self.base_capped:
-                bases = self._transformed(bases, self.base_bytes)
+                bases = self._transformed(c, bases, self.base_bytes)
             if self.transform == "both":
-                biases = self._transformed(biases, BF16_BYTES)
+                biases = self._transformed(c, biases, BF16_BYTES)
             sums = rounded([ptx.add_rn(a, b) for a, b in zip(bases, biases, strict=True)], self.base_bytes)
         elif self.base_bytes == BF16_BYTES:
             packed = [step_math.add_bf16x2(a, b) for a, b in zip(base, bias, strict=True)]
@@ -117,7 +138,7 @@ class Scan:
             biases = unpacked(bias)
             sums = [ptx.add_rn(ptx.float_of(a), b) for a, b in zip(base, biases, strict=True)]
         if self.transform == "sum":
-            sums = self._transformed(sums, FP32_BYTES)
+            sums = self._transformed(c, sums, FP32_BYTES)
         if self.cache_bytes == BF16_BYTES:
             packed = packed_bf16(sums)
             return unpacked(packed), packed
@@ -126,15 +147,31 @@ class Scan:
     def _floats(self, words: list[Uint32], entry_bytes: int) -> list[Float32]:
         return unpacked(words) if entry_bytes == BF16_BYTES else [ptx.float_of(word) for word in words]
 
-    def _transformed(self, x: list[Float32], entry_bytes: int) -> list[Float32]:
+    def _transformed(self, c, x: list[Float32], entry_bytes: int) -> list[Float32]:
         """Multiplier and soft cap as the engine's tensor operations: each result has the dtype of the tensor it works on."""
         if self.multiplier != 1.0:
             x = rounded([score_ops.mul_rn(v, Float32(self.multiplier)) for v in x], entry_bytes)
         if self.soft_cap is not None:
             x = rounded([score_ops.mul_rn(v, Float32(self.inverse_soft_cap)) for v in x], entry_bytes)
-            x = rounded([score_ops.tanh(v) for v in x], entry_bytes)
+            for e, v in enumerate(x):
+                c.logits[e] = v
+            self.take_tanh(c)
+            x = rounded([c.logits[e] for e in range(ENTRIES)], entry_bytes)
             x = rounded([score_ops.mul_rn(v, Float32(self.soft_cap)) for v in x], entry_bytes)
         return x
+
+    @cute.jit
+    def take_tanh(self, c):
+        """tanh of c.logits in place. Its exponential is left out where no entry of the warp needs it, which is most often."""
+        largest = Float32(0.0)
+        for e in cutlass.range_constexpr(ENTRIES):
+            largest = step_math.larger_size(largest, c.logits[e])
+        if cute.arch.vote_any_sync(largest >= Float32(step_math.TANH_SPLIT)):
+            for e in cutlass.range_constexpr(ENTRIES):
+                c.logits[e] = score_ops.tanh(c.logits[e])
+        else:
+            for e in cutlass.range_constexpr(ENTRIES):
+                c.logits[e] = step_math.tanh_of_small(c.logits[e])
 
     def limited(self, c, turn: Int32, there, logits, words):
         """Ids from the sampling limit on: -inf in the cache, and no candidates. Returns candidates, logits, cache words."""
@@ -173,66 +210,70 @@ class Scan:
 
     @cute.jit
     def scan_turn(self, c, turn: Int32):
-        """One turn: logits of the staged columns into the cache; whichever may beat the best known score is scored. The next
-        turn's loads start first, so that they are under way meanwhile."""
-        staged = [c.staged[i] for i in range(self.base_words + PAIRS)]
-        self.fetch(c, turn + 1)
-        logits, words = self.logits(staged)
+        """One turn: logits of the staged columns into the cache; whichever may beat the best known score is scored."""
+        logits, words = self.logits(c, self.take_staged(c, turn))
         there = self.there(c, turn)
         candidates, logits, words = self.limited(c, turn, there, logits, words)
         self.store(c, turn, there, words)
         for e in cutlass.range_constexpr(ENTRIES):
             c.logits[e] = logits[e]
-            c.bounds[e] = logits[e]
-        if not c.greedy:
+        if c.greedy:
+            for e in cutlass.range_constexpr(ENTRIES):
+                c.bounds[e] = logits[e]
+        else:
             for e in cutlass.range_constexpr(ENTRIES):
                 token = self.target_id(c, self.column(c, turn, e), candidates[e])
-                bits = step_math.hash_token(c.prefix, token)
-                c.bounds[e] = step_math.fma(c.logits[e], c.slope, -step_math.log2_approx(Float32(bits)))
-        open_entries = Boolean(False)
+                word = Float32(step_math.hash_word(c.prefix, token)) - Float32(LOWER_HALF)
+                c.bounds[e] = step_math.fma(c.logits[e], c.slope, -step_math.log2_approx(word))
+        self.take_floor(c)
+        left = Boolean(False)
         for e in cutlass.range_constexpr(ENTRIES):
-            open_entries = open_entries | (candidates[e] & (not (c.bounds[e] < c.floor[0])))
-        if cute.arch.vote_any_sync(open_entries):
+            left = left | (candidates[e] & (not (c.bounds[e] < c.floor[0])))
+        if cute.arch.vote_any_sync(left):
             done = Uint32(0)
             for e in cutlass.range_constexpr(ENTRIES):
                 done = done | ptx.select(candidates[e], Uint32(0), Uint32(1 << e))
             self.score_open(c, turn, done)
 
     @cute.jit
+    def take_floor(self, c):
+        """The floor of the best score that is known here: of the row's finished blocks, and of this block's warps."""
+        rank = ptx.lds_b32(c.shared_rank)
+        c.floor[0] = self.lower_floor(c, step_tail.score_of(cutlass.max(rank, c.known_rank)))
+
+    @cute.jit
     def score_open(self, c, turn: Int32, done: Uint32):
-        """Scores the warp's columns that may win, each lane its most promising one first, until none is left."""
+        """Scores the warp's columns that may win, each lane its most promising one first, until none is left. `done`: entries that are
+        none. Comparisons are negated so that NaN is open and is taken."""
         more = Boolean(True)
         while more:
             pick, top, logit = Int32(NO_ENTRY), Float32(MINUS_INFINITY), Float32(0.0)
             for e in cutlass.range_constexpr(ENTRIES):
                 bound = c.bounds[e]
-                # Comparisons are negated so that a NaN is open and is taken.
                 is_open = ((done & Uint32(1 << e)) == 0) & (not (bound < c.floor[0]))
                 taken = is_open & ((pick < 0) | (not (bound <= top)))
                 pick = ptx.select(taken, Int32(e), pick)
                 top = ptx.select(taken, bound, top)
                 logit = ptx.select(taken, c.logits[e], logit)
-            more = cute.arch.vote_any_sync(pick >= 0)
-            if more:
-                found = pick >= 0
-                pick = cutlass.max(pick, 0)
-                done = done | ptx.select(found, Uint32(1) << Uint32(pick), Uint32(0))
-                column = c.first_column + turn * (self.threads * ENTRIES)
-                if cutlass.const_expr(self.vector):
-                    column = column + c.tid * ENTRIES + pick
-                else:
-                    column = column + pick * self.threads + c.tid
-                token = self.target_id(c, column, found)
-                score = logit
-                if not c.greedy:
-                    noise = step_math.gumbel(step_math.hash_token(c.prefix, token))
-                    score = ptx.add_rn(ptx.div_full(logit, c.temperature), noise)
-                rank = ptx.select(found, keys.ordered(score), Uint32(0))
-                low = ptx.select(found, Uint32(token) ^ Uint32(step_tail.ALL_ONES), Uint32(0))
-                c.best[0], c.best[1] = keys.larger(rank, low, c.best[0], c.best[1])
-                best = ptx.warp_max_u32(c.best[0])
-                known = self.lower_floor(c, step_tail.score_of(best))
-                c.floor[0] = ptx.select(known < c.floor[0], c.floor[0], known)
+            found = pick >= 0
+            pick = cutlass.max(pick, 0)
+            done = done | ptx.select(found, Uint32(1) << Uint32(pick), Uint32(0))
+            token = self.target_id(c, self.column(c, turn, pick), found)
+            score = logit
+            if not c.greedy:
+                noise = step_math.gumbel(step_math.hash_token(c.prefix, token))
+                score = ptx.add_rn(ptx.div_full(logit, c.temperature), noise)
+            rank = ptx.select(found, keys.ordered(score), Uint32(0))
+            low = ptx.select(found, Uint32(token) ^ Uint32(step_tail.ALL_ONES), Uint32(0))
+            c.best[0], c.best[1] = keys.larger(rank, low, c.best[0], c.best[1])
+            best = ptx.warp_max_u32(c.best[0])
+            if c.lane == 0:
+                step_memory.raise_shared(c.shared_rank, best)
+            self.take_floor(c)
+            left = Boolean(False)
+            for e in cutlass.range_constexpr(ENTRIES):
+                left = left | (((done & Uint32(1 << e)) == 0) & (not (c.bounds[e] < c.floor[0])))
+            more = cute.arch.vote_any_sync(left)
 
 
 def unpacked(words: list[Uint32]) -> list[Float32]:

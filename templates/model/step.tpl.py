@@ -30,7 +30,8 @@ from .config import NUM_STEPS
 LANES = 32
 DRAFT_SALT = {{ spec.noise.draft_salt }}  # noise.draft_salt
 BLOCK_SIZES = (1024, 2048, 4096, 8192)  # vocabulary columns of a block; all give the same tokens
-MOST_THREADS = 256  # of a block
+LEAST_THREADS, MOST_THREADS = 128, 256  # of a block
+MOST_COLUMNS = 32  # of a thread, where that leaves a block enough threads
 SHARD_ENTRIES = 8  # a position's row of a flat shard is padded to a multiple: 16 bytes of bf16
 
 # What the compiled kernels take, in this order: addresses and sizes as Python ints, strides in elements, then the stream.
@@ -93,7 +94,7 @@ NARROW = ("query_per_row", "rows", "step", "vocab_start", "width", "world")  # i
 # What the parts of the step kernel share: this thread's place, its row's state and addresses, and small tensors as state.
 CONTEXT = """
 tid lane warp first_column end vocab_start base bias cache cached d2t
-greedy temperature slope prefix floor best staged logits bounds
+greedy temperature slope prefix known_rank shared_rank floor best staged logits bounds
 """
 Context = namedtuple("Context", CONTEXT.split())
 
@@ -105,12 +106,12 @@ def scratch_words(rows: int) -> int:
 
 def threads_of(block: int) -> int:
     """Threads of a block that takes so many columns."""
-    return min(MOST_THREADS, block // step_scan.ENTRIES)
+    return min(MOST_THREADS, max(LEAST_THREADS, block // MOST_COLUMNS))
 
 
 def shared_bytes(block: int) -> int:
-    """Shared memory of a block: the best key of each warp."""
-    return threads_of(block) // LANES * step_tail.KEY_BYTES
+    """Shared memory of a block: the best key of each warp, and the rank of the best score so far."""
+    return (threads_of(block) // LANES + 1) * step_tail.KEY_BYTES
 
 
 def shard_pitch(width: int) -> int:
@@ -129,9 +130,8 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         self.block, self.sharded = block, sharded
         self.by_row = sharded or config.D2T  # the cache is a flat shard
         threads = threads_of(block)
-        self.most_turns = block // (threads * step_scan.ENTRIES)
         self.shared_bytes = shared_bytes(block)
-        step_scan.Scan.__init__(self, config, base_dtype, cache_dtype, vector, threads)
+        step_scan.Scan.__init__(self, config, base_dtype, cache_dtype, vector, threads, block // (threads * step_scan.ENTRIES))
         step_tail.Tail.__init__(self, config, pdl)
 
     @cute.kernel
@@ -166,18 +166,24 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         bias_row = bias + Int64(row) * bias_row_stride * step_scan.BF16_BYTES
         scratch_row = scratch + Int64(row) * step_tail.SCRATCH_BYTES
         sample = Int64(row) * NUM_STEPS + Int64(step)
-        staged = cute.make_rmem_tensor(cute.make_layout(self.base_words + step_scan.PAIRS), Uint32)
+        staged = cute.make_rmem_tensor(cute.make_layout(self.depth * self.staged_words), Uint32)
+        shared = Int32(cutlass.memory.SmemAllocator().allocate(self.shared_bytes, step_tail.KEY_BYTES).toint())
+        shared_rank = shared + self.threads // LANES * step_tail.KEY_BYTES
+        if tid == 0:
+            ptx.sts_b32(shared_rank, Uint32(0))
 
         # Nothing is read or written before the kernel ahead has ended: bias, scratch and tokens come from it.
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
-        # The first turn's loads start ahead of the row's state, which is two loads deep.
+        # The first turns' loads start ahead of the row's state, which is two loads deep: the barrier keeps the compiler from
+        # turning that round.
         place = Context(*[None] * len(Context._fields))._replace(
             tid=tid, warp=warp, first_column=part * self.block, end=cutlass.min(width, (part + 1) * self.block), base=base_row,
             bias=bias_row, staged=staged
         )
-        self.fetch(place, Int32(0))
+        self.fetch_first(place)
+        cute.arch.sync_threads()  # the block's rank is there
         state = ptx.ldg_s64(idx_mapping + sample * 8)
         position = ptx.ldg_s64(sample_pos + sample * 8)
         known = ptx.ld_relaxed_gpu(scratch_row)
@@ -201,20 +207,19 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         c = place._replace(
             lane=lane, vocab_start=vocab_start, d2t=d2t, cached=state >= 0, greedy=heat == Float32(0.0), temperature=heat,
             cache=cache + cache_row * cache_row_stride * self.cache_bytes, slope=slope, prefix=prefix,
+            known_rank=Uint32(known >> Uint64(32)), shared_rank=shared_rank,
             floor=cute.make_rmem_tensor(cute.make_layout(1), Float32),
             best=cute.make_rmem_tensor(cute.make_layout(2), Uint32),
             logits=cute.make_rmem_tensor(cute.make_layout(step_scan.ENTRIES), Float32),
             bounds=cute.make_rmem_tensor(cute.make_layout(step_scan.ENTRIES), Float32),
         )  # fmt: skip
         c.best[0], c.best[1] = Uint32(0), Uint32(0)
-        c.floor[0] = self.lower_floor(c, step_tail.score_of(Uint32(known >> Uint64(32))))
 
-        for turn in cutlass.range(self.turns(c, self.most_turns), unroll=1):
+        for turn in cutlass.range(self.turns(c), unroll=1):
             self.scan_turn(c, turn)
 
         # The block's best key, and the row's once all its blocks have arrived
         top, low = keys.warp_largest(c.best[0], c.best[1])
-        shared = Int32(cutlass.memory.SmemAllocator().allocate(self.shared_bytes, step_tail.KEY_BYTES).toint())
         if lane == 0:
             ptx.sts_b64(shared + warp * step_tail.KEY_BYTES, [top, low])
         cute.arch.sync_threads()

@@ -217,18 +217,22 @@ class Scan:
         self.store(c, turn, there, words)
         for e in cutlass.range_constexpr(ENTRIES):
             c.logits[e] = logits[e]
-            c.bounds[e] = logits[e]
-        if not c.greedy:
+        if c.greedy:
+            for e in cutlass.range_constexpr(ENTRIES):
+                c.bounds[e] = logits[e]
+        else:
             for e in cutlass.range_constexpr(ENTRIES):
                 token = self.target_id(c, self.column(c, turn, e), candidates[e])
                 word = Float32(step_math.hash_word(c.prefix, token)) - Float32(LOWER_HALF)
                 c.bounds[e] = step_math.fma(c.logits[e], c.slope, -step_math.log2_approx(word))
         self.take_floor(c)
-        done, left = Uint32(0), Boolean(False)
+        left = Boolean(False)
         for e in cutlass.range_constexpr(ENTRIES):
-            done = done | ptx.select(candidates[e], Uint32(0), Uint32(1 << e))
             left = left | (candidates[e] & (not (c.bounds[e] < c.floor[0])))
         if cute.arch.vote_any_sync(left):
+            done = Uint32(0)
+            for e in cutlass.range_constexpr(ENTRIES):
+                done = done | ptx.select(candidates[e], Uint32(0), Uint32(1 << e))
             self.score_open(c, turn, done)
 
     @cute.jit
