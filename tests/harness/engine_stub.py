@@ -1,12 +1,12 @@
 """A draft model and a speculator around real tensors, as far as the engine's sampling loop and the hook look at them."""
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from tests.harness.cases import POISON_LOGIT, POISON_TOKEN
+from tests.harness.cases import POISON_LOGIT, POISON_TOKEN, Case
 
 # Draft model classes of the engine that the stub can pass for: name -> module.
 CLASSES = {
@@ -97,7 +97,7 @@ def draft_class(name: str, base: type[StubDraft] = StubDraft) -> type[StubDraft]
     return type(name, (base,), {"__module__": CLASSES[name]})
 
 
-def fill_speculator(speculator: Any, draft: StubDraft, case: Any, *, max_rows: int, query_per_row: int) -> None:
+def fill_speculator(speculator: Any, draft: StubDraft, case: Case, *, max_rows: int, query_per_row: int) -> None:
     """Give a speculator object the state of a case: what the engine's constructor and input preparation would have left.
 
     Rows beyond the case's, up to `max_rows`, are padding. Hidden state t is the number t, so that sample s reads base logits row s.
@@ -129,3 +129,61 @@ def fill_speculator(speculator: Any, draft: StubDraft, case: Any, *, max_rows: i
     speculator.input_buffers = SimpleNamespace(input_ids=input_ids)
     speculator.draft_logits = torch.full_like(case.logits_cache, POISON_LOGIT)
     speculator.draft_tokens = torch.full((case.max_reqs, steps), POISON_TOKEN, dtype=torch.int64, device=device)
+
+
+class Draft:
+    """A case inside the engine: its speculator, with a stub draft model of one of the engine's classes.
+
+    Args:
+        engine: tests.harness.engine_wheel.Engine.
+        case: inputs; outputs are new tensors.
+        name: class that the draft model passes for.
+        base: the stub behind it.
+        d2t: offsets of a reduced vocabulary, int64 [V_draft].
+        query_per_row: input ids per request row.
+        max_rows: rows of the padded batch; default: the case's.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        case: Case,
+        *,
+        name: str = "Qwen3DSparkForCausalLM",
+        soft_cap: float | None = None,
+        scale: float = 1.0,
+        base: type[StubDraft] = StubDraft,
+        d2t: torch.Tensor | None = None,
+        query_per_row: int | None = None,
+        max_rows: int | None = None,
+    ) -> None:
+        self.case = case
+        self.rows = case.rows if max_rows is None else max_rows
+        device, columns = case.base_logits.device, case.base_logits.shape[-1]
+        logits = torch.zeros(self.rows * case.num_steps, columns, dtype=case.base_logits.dtype, device=device)
+        logits[: case.rows * case.num_steps] = case.base_logits.reshape(-1, columns)
+        processor = LogitsProcessor(columns, scale=scale, soft_cap=soft_cap)
+        self.model: Any = draft_class(name, base)(case.embed_weight, case.head_weight, logits, processor, d2t)
+        self.speculator = object.__new__(engine.speculator_class)
+        distance = case.num_steps if query_per_row is None else query_per_row
+        fill_speculator(self.speculator, self.model, case, max_rows=self.rows, query_per_row=distance)
+        self.hidden = torch.arange(self.rows * case.num_steps, device=device).view(-1, 1)
+        if d2t is not None:
+            self.speculator._d2t_scatter_index = torch.arange(d2t.numel(), device=device) + d2t
+            cache = self.speculator.draft_logits
+            shape = (case.max_reqs, cache.shape[-1])
+            self.speculator._draft_scatter_buf = torch.full(shape, -torch.inf, dtype=cache.dtype, device=device)
+
+    def give_hook(self, hook: ModuleType) -> None:
+        """Give the draft model's class the method, as registering does."""
+        name = type(self.model).__name__
+        hook.give_method(SimpleNamespace(**{name: type(self.model)}), (name,))
+
+    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step of the engine's own `_sample_sequential`; draft tokens and logits cache."""
+        self.speculator._sample_sequential(self.rows, self.hidden)
+        return self.speculator.draft_tokens, self.speculator.draft_logits
+
+    def asked(self) -> bool:
+        """What the hook answers."""
+        return self.model.sample_sequential(self.speculator, self.rows, self.hidden)

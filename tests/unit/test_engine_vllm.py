@@ -18,6 +18,7 @@ triton = pytest.importorskip("triton")
 
 from tests.harness import engine_stub, engine_wheel  # noqa: E402
 from tests.harness.cases import POISON_LOGIT, POISON_TOKEN, Case, exact_case  # noqa: E402
+from tests.harness.engine_stub import Draft  # noqa: E402
 from tests.harness.oracle import same_bits  # noqa: E402
 
 interpreted = pytest.mark.skipif(
@@ -58,51 +59,6 @@ def hook_of(model: ModuleType) -> ModuleType:
 
 def small_case(rows: int = 3, **options: Any) -> Case:
     return exact_case(VOCAB, RANK, STEPS, rows, seed=rows, padding_rows=min(1, rows - 1), **options)
-
-
-class Draft:
-    """A case inside the engine: its speculator, with a stub draft model of one of the engine's classes."""
-
-    def __init__(
-        self,
-        engine: engine_wheel.Engine,
-        case: Case,
-        *,
-        name: str = "Qwen3DSparkForCausalLM",
-        soft_cap: float | None = None,
-        base: type[engine_stub.StubDraft] = engine_stub.StubDraft,
-        d2t: torch.Tensor | None = None,
-        query_per_row: int = STEPS,
-        max_rows: int | None = None,
-    ) -> None:
-        self.case = case
-        self.rows = case.rows if max_rows is None else max_rows
-        logits = case.base_logits.reshape(-1, case.base_logits.shape[-1])
-        missing = self.rows * case.num_steps - logits.shape[0]
-        logits = torch.cat([logits, torch.zeros(missing, logits.shape[1], dtype=logits.dtype)])
-        processor = engine_stub.LogitsProcessor(case.base_logits.shape[-1], soft_cap=soft_cap)
-        model = engine_stub.draft_class(name, base)(case.embed_weight, case.head_weight, logits, processor, d2t)
-        self.model: Any = model
-        self.speculator = object.__new__(engine.speculator_class)
-        engine_stub.fill_speculator(self.speculator, model, case, max_rows=self.rows, query_per_row=query_per_row)
-        if d2t is not None:
-            self.speculator._d2t_scatter_index = torch.arange(d2t.numel()) + d2t
-            shape = (case.max_reqs, self.speculator.draft_logits.shape[-1])
-            self.speculator._draft_scatter_buf = torch.full(shape, -torch.inf, dtype=case.logits_cache.dtype)
-
-    def give_hook(self, hook: ModuleType) -> None:
-        hook.give_method(SimpleNamespace(**{type(self.model).__name__: type(self.model)}), (type(self.model).__name__,))
-
-    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step of the engine's own `_sample_sequential`; draft tokens and logits cache."""
-        hidden = torch.arange(self.rows * self.case.num_steps).view(-1, 1)
-        self.speculator._sample_sequential(self.rows, hidden)
-        return self.speculator.draft_tokens, self.speculator.draft_logits
-
-    def asked(self) -> bool:
-        """What the hook answers."""
-        hidden = torch.arange(self.rows * self.case.num_steps).view(-1, 1)
-        return self.model.sample_sequential(self.speculator, self.rows, hidden)
 
 
 def assert_same(hook: ModuleType, make: Callable[[], Draft]) -> None:
