@@ -4,7 +4,7 @@ The kernel's source is executed as it stands, with stand-ins for CuTe DSL (plain
 ptx.py and keys.py (a model of shared memory, of asynchronous copies and of mbarriers, on symbolic values). So what is checked
 is the device code and not a copy of it. One CTA is run warp after warp, lane 0 of each, which starts every bulk copy and
 finishes a tile's first entries of request row 0. Warps share neither slots nor stages, which is itself checked. The
-rows' embeddings and states, and the exchange, are left out.
+rows' embeddings and states, and the exchange, are left out; so is what ranks tell each other and copy at the end.
 
 A simulation raises AssertionError when
 - a copy reads beyond its array, writes outside its place, or is not announced to the byte;
@@ -13,7 +13,7 @@ A simulation raises AssertionError when
 - a product is not of all chunks of one whole tile, in order;
 - noise or base logits are read before their copy was waited for, are overwritten before they were read, or fetched and not read;
 - bias, base logit, noise, cache address and token id of a result do not belong together;
-- an entry is cached, or made a candidate, other than once for each position.
+- an entry is cached, made a candidate, or with several ranks staged at each peer, other than once for each position.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-HEAD, NOISE, BASE, CACHE = 1 << 40, 1 << 42, 1 << 44, 1 << 46  # addresses of arrays: nothing else lies there
+HEAD, NOISE, BASE, CACHE, STAGING = (
+    1 << bits for bits in (40, 42, 44, 46, 48)
+)  # addresses of arrays: nothing else lies there
+STAGING_BYTES = 1 << 40  # from one peer's staging to the next
 SMEM = 1 << 10
 LANES = 32
 TILE_ROWS = 16
@@ -143,18 +146,20 @@ class _Staged:
 
 @dataclass
 class Simulation:
-    """What one CTA did: how often each (position, column of the shard) was cached and made a candidate."""
+    """What one CTA did: how often each (position, column of the shard) was cached, made a candidate, and staged at all peers together."""
 
     cached: Counter[tuple[int, int]]
     candidates: Counter[tuple[int, int]]
+    staged: Counter[tuple[int, int]]
 
 
 class _Machine(ModuleType):
     """What stands for ptx.py and keys.py: memory, copies, mbarriers, and arithmetic on symbolic values."""
 
-    def __init__(self, width: int, row_bytes: int, base_bytes: int, cache_bytes: int) -> None:
+    def __init__(self, width: int, first_id: int, row_bytes: int, base_bytes: int, cache_bytes: int) -> None:
         super().__init__("ptx")
-        self.width, self.row_bytes, self.base_bytes, self.cache_bytes = width, row_bytes, base_bytes, cache_bytes
+        self.width, self.first_id, self.row_bytes = width, first_id, row_bytes
+        self.base_bytes, self.cache_bytes = base_bytes, cache_bytes
         self.pitch = -(-width // TILE_ROWS) * TILE_ROWS  # entries between two positions of noise, base logits and cache
         self.kernel: Any = None
         same: Callable[[Any], Any] = lambda x: x  # noqa: E731
@@ -184,7 +189,7 @@ class _Machine(ModuleType):
         self.staged: dict[int, _Staged] = {}
         self.orders: dict[int, tuple[int, int]] = {}
         self.other_lane = False
-        self.found = Simulation(Counter(), Counter())
+        self.found = Simulation(Counter(), Counter(), Counter())
         self.start_warp(0)
 
     def start_warp(self, warp: int) -> None:
@@ -199,9 +204,7 @@ class _Machine(ModuleType):
         """Which part of the layout an address lies in."""
         shared, place = self.kernel.shared, address - SMEM
         assert 0 <= place < shared.total, f"address {place} of {shared.total} bytes of shared memory"
-        return max((offset, name) for name, offset in shared._asdict().items() if offset <= place and name != "total")[
-            1
-        ]
+        return [name for name, offset in shared._asdict().items() if offset <= place and name != "total"][-1]
 
     def lds_b128(self, address: int) -> list[Any]:
         if address - SMEM < self.kernel.slots * self.kernel.tile.slot_bytes:
@@ -211,7 +214,7 @@ class _Machine(ModuleType):
             row, step = divmod(entry, self.kernel.num_steps)
             assert (rest, row) == (0, 0)
             cache = CACHE + (step * self.pitch + self.first_column) * self.cache_bytes
-            return [cache & 0xFFFF_FFFF, cache >> 32, 1.0, 1]
+            return [cache & 0xFFFF_FFFF, cache >> 32, 1.0, self.kernel.staged_mark(self.context, row, step, 0)]
         return self.parked.get(address, [None] * 4)  # a parked chunk, or an embedding
 
     def sts_b128(self, address: int, x: list[Any]) -> None:
@@ -223,6 +226,10 @@ class _Machine(ModuleType):
         if self._region(address) == "inputs":
             first = self._read_input(address)
             return [first, first._replace(column=first.column + 1)]
+        if self._region(address) == "ranks":
+            peer = (address - SMEM - self.kernel.shared.ranks) // 8 - self.kernel.world
+            assert 0 <= peer < self.kernel.peers
+            return [0, (STAGING + peer * STAGING_BYTES) >> 32]
         return [None] * 2  # an embedding
 
     def lds_b32(self, address: int) -> Any:
@@ -384,6 +391,9 @@ class _Machine(ModuleType):
         if address < CACHE:
             return  # the launch count
         values = [value for word in words for value in (word if isinstance(word, _Pair) else [word])]
+        if address >= STAGING:
+            self._store_staged((address - STAGING) % STAGING_BYTES, values)
+            return
         place, rest = divmod(address - CACHE, self.cache_bytes)
         assert rest == 0
         for entry, value in enumerate(values):
@@ -391,6 +401,17 @@ class _Machine(ModuleType):
             assert value == _Value("logit", step, column), f"{value} cached at position {step}, column {column}"
             assert column < self.width
             self.found.cached[step, column] += 1
+
+    def _store_staged(self, offset: int, values: list[_Value]) -> None:
+        """Entries of row 0, which comes first of a tile's rows."""
+        entry_bytes, kernel = self.cache_bytes, self.kernel
+        tile, place = divmod(offset, kernel.rows * TILE_ROWS * entry_bytes)
+        step, tile = divmod(tile, -(-kernel.shard_width // TILE_ROWS))
+        for entry, value in enumerate(values):
+            column = tile * TILE_ROWS + place // entry_bytes + entry
+            assert value == _Value("logit", step, column), f"{value} staged at position {step}, column {column}"
+            if column < self.width:  # what is behind it nobody reads
+                self.found.staged[step, column] += 1
 
     def ordered(self, score: _Value) -> int:
         """Later scores are larger, so that every one is kept."""
@@ -400,7 +421,7 @@ class _Machine(ModuleType):
         return sum(self.found.candidates.values())
 
     def low_word(self, token: int, id_bits: int) -> int:
-        assert token == self.scored.column, f"token {token} for column {self.scored.column}"
+        assert token == self.first_id + self.scored.column, f"token {token} for column {self.scored.column}"
         return 0
 
 
@@ -415,6 +436,7 @@ class Simulator:
         base_dtype: "bf16" or "fp32".
         cache_dtype: "bf16" or "fp32".
         width: columns of the shard.
+        rank: of the line's tensor-parallel ranks, when they exchange; else the kernel has one.
     """
 
     def __init__(
@@ -427,13 +449,22 @@ class Simulator:
         base_dtype: str,
         width: int,
         cache_dtype: str = "bf16",
+        rank: int | None = None,
     ) -> None:
         self.place = {"tid": 0, "cta": 0, "ctas": line.ctas}
         self.line, self.num_steps, self.width = line, num_steps, width
-        self.machine = _Machine(width, 2 * rank_dim, SIZES[base_dtype], SIZES[cache_dtype])
+        self.rank, world = (0, 1) if rank is None else (rank, line.tp)
+        self.shard_width = width if rank is None else -(-vocab_size // world)
+        first_id = self.rank * self.shard_width
+        self.machine = _Machine(width, first_id, 2 * rank_dim, SIZES[base_dtype], SIZES[cache_dtype])
         config = ModuleType("config")
         constants = {"RANK_DIM": rank_dim, "NUM_STEPS": num_steps, "VOCAB_SIZE": vocab_size, "ID_BITS": 19}
-        constants |= {"DRAWN_COLUMNS": vocab_size, "SAMPLING_LIMIT": vocab_size, "D2T": False, "TRANSFORM": "none"}
+        constants |= {
+            "DRAWN_COLUMNS": first_id + width,
+            "SAMPLING_LIMIT": vocab_size,
+            "D2T": False,
+            "TRANSFORM": "none",
+        }
         constants |= {"MULTIPLIER": 1.0, "SOFT_CAP": None, "INVERSE_SOFT_CAP": None, "BASE_CAPPED": False}
         config.__dict__.update(constants | {"DTYPE_BYTES": SIZES})
         self.name = f"simulated_{next(_names)}"
@@ -444,11 +475,13 @@ class Simulator:
                 for function in functions:
                     assert hasattr(module, function), f"{name}.{function} is gone"
                     setattr(module, function, getattr(self.machine, function))
-        parts = ("reduce_warp", "agree", "load_row_table", "fetch_embedding", "load_anchor")
-        assert all(hasattr(self.module.ChainKernel, part) for part in parts)
-        changed = dict.fromkeys(parts, lambda self, *arguments: None) | {"fetch_first_inputs": self._by_all_lanes()}
+        parts = ("reduce_warp", "agree", "agree_ranks", "meet_ranks", "fill_cache", "fetch_embedding", "load_anchor")
+        assert all(hasattr(self.module.ChainKernel, part) for part in (*parts, "load_row_table"))
+        changed: dict[str, Any] = dict.fromkeys(parts, lambda self, *arguments: None)
+        changed |= {"fetch_first_inputs": self._by_all_lanes(), "load_row_table": self._keep_context()}
         self.kernel_type = type("Instrumented", (self.module.ChainKernel,), changed)
-        self.kernel = self.kernel_type(line, base_dtype, cache_dtype)
+        self.kernel = self.kernel_type(line, base_dtype, cache_dtype, world)
+        self.kernel.shard_width = self.shard_width
         self.kernel.lane_rows = 1  # of lane 0 only row 0, whose inputs it copies itself
         self.machine.kernel = self.kernel
 
@@ -491,6 +524,14 @@ class Simulator:
 
         return fetch_first_inputs
 
+    def _keep_context(self) -> Callable[[Any, Any], None]:
+        """In the place of load_row_table: the machine makes the table's entries as they are read."""
+
+        def load_row_table(kernel: Any, c: Any) -> None:
+            self.machine.context = c
+
+        return load_row_table
+
     def run(self, cta: int, *, base_vector: bool = True) -> Simulation:
         """Simulate one CTA, with base logits copied by 16 bytes or entry by entry. Raises AssertionError as the module says."""
         machine = self.machine
@@ -498,10 +539,15 @@ class Simulator:
         first, last = (tiles * n // self.line.ctas for n in (cta, cta + 1))
         machine.start(first * TILE_ROWS)
         arguments = dict.fromkeys(self.module.ARGUMENTS, 0)
-        arguments |= {"head": HEAD, "rows": self.line.row_slots, "shard_width": self.width, "ctas": self.line.ctas}
+        arguments |= {
+            "head": HEAD,
+            "rows": self.line.row_slots,
+            "shard_width": self.shard_width,
+            "ctas": self.line.ctas,
+        }
         arguments |= {"noise": NOISE, "noise_pitch": machine.pitch, "base": BASE, "base_pos_stride": machine.pitch}
         arguments |= {"base_row_stride": self.num_steps * machine.pitch, "base_vector": int(base_vector)}
-        arguments |= {"cache_vector": 1}
+        arguments |= {"cache_vector": 1, "rank": self.rank}
         self.place["cta"] = cta
         for warp in range(self.line.warps):
             machine.start_warp(warp)
@@ -518,4 +564,8 @@ class Simulator:
         wanted = dict.fromkeys(itertools.product(range(self.num_steps), columns), 1)
         assert machine.found.cached == wanted, "a tile was not cached once for each position"
         assert +machine.found.candidates == wanted, "a tile was not a candidate once for each position"
+        peers = self.kernel.peers
+        assert machine.found.staged == {at: peers for at in wanted if peers}, (
+            "a tile was not staged once for each position"
+        )
         return machine.found

@@ -110,12 +110,19 @@ def test_every_device_has_every_line_of_the_checked_in_model() -> None:
 
 
 def simulate(
-    spec: ModelSpec, line: Any, dtype: str, width: int, cta: int, cache_dtype: str = "bf16", base_vector: bool = True
+    spec: ModelSpec,
+    line: Any,
+    dtype: str,
+    width: int,
+    cta: int,
+    cache_dtype: str = "bf16",
+    base_vector: bool = True,
+    rank: int | None = None,
 ) -> None:
-    """Every tile of the CTA is multiplied, cached and made a candidate once per position."""
+    """Every tile of the CTA is multiplied, cached, made a candidate and, with ranks, staged at each peer once per position."""
     simulator = chain_simulator.Simulator(
         rank_dim=spec.markov.rank_dim, num_steps=spec.draft.num_steps, vocab_size=spec.vocabulary.target, line=line,
-        base_dtype=dtype, cache_dtype=cache_dtype, width=width,
+        base_dtype=dtype, cache_dtype=cache_dtype, width=width, rank=rank,
     )  # fmt: skip
     found = simulator.run(cta, base_vector=base_vector)
     tiles = _tiles_of(width, line.ctas, cta)
@@ -123,9 +130,9 @@ def simulate(
     assert len({column // plan.TILE_ROWS for _, column in found.cached}) == tiles
 
 
-def last_width(spec: ModelSpec, tp: int) -> int:
-    """Columns of the last rank's shard, which may be narrower, or empty."""
-    return max(spec.vocabulary.draft - (tp - 1) * plan_width(spec, tp), 0)
+def rank_width(spec: ModelSpec, tp: int, rank: int) -> int:
+    """Columns of a rank's shard; the last ones' may be narrower, or empty."""
+    return max(min(plan_width(spec, tp), spec.vocabulary.draft - rank * plan_width(spec, tp)), 0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -137,9 +144,11 @@ def test_every_tile_is_visited_once_per_position(data: st.DataObject, spec: Mode
     if not lines:
         return
     line = data.draw(st.sampled_from(lines))
-    width = data.draw(st.sampled_from((plan_width(spec, line.tp), last_width(spec, line.tp))))
+    rank = data.draw(st.integers(0, line.tp - 1))
+    width = rank_width(spec, line.tp, rank)
     cta, cache_dtype = data.draw(st.integers(0, line.ctas - 1)), data.draw(st.sampled_from(BASE_DTYPES))
-    simulate(spec, line, dtype, width, cta, cache_dtype, data.draw(st.booleans()))
+    exchanging = rank if line.tp > 1 else None
+    simulate(spec, line, dtype, width, cta, cache_dtype, data.draw(st.booleans()), exchanging)
 
 
 @settings(max_examples=40, deadline=None)
