@@ -75,7 +75,7 @@ def base_logits(case: Case) -> torch.Tensor:
     """The base logits as they come from the engine's LM head: transformed there, where the transform is placed on the base."""
     transform = case.transform
     if transform.placement in ("base", "both") and not transform.base_capped:
-        return _head_output(transform, case.base_logits)
+        return head_output(transform, case.base_logits)
     return case.base_logits
 
 
@@ -87,7 +87,7 @@ def transformed_sum(transform: Transform, base: torch.Tensor, bias: torch.Tensor
         bias: bf16 [rows, V].
     """
     if transform.placement == "both":
-        return base + _head_output(transform, bias)
+        return base + head_output(transform, bias)
     logits = base + bias
     if transform.placement != "sum":
         return logits
@@ -97,7 +97,7 @@ def transformed_sum(transform: Transform, base: torch.Tensor, bias: torch.Tensor
     return logits
 
 
-def _head_output(transform: Transform, logits: torch.Tensor) -> torch.Tensor:
+def head_output(transform: Transform, logits: torch.Tensor) -> torch.Tensor:
     """Multiplier and cap as a head's logits processor applies them: each operation rounds to the logits' dtype."""
     if transform.multiplier != 1.0:
         logits = logits * transform.multiplier

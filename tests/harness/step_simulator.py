@@ -1,0 +1,215 @@
+"""The step kernels on the CPU, in plain torch on the memory whose addresses they are given: what the launcher's tests run.
+
+It stands for a model's step.py. Every launch does at once what the kernel does, reads and writes only where its arguments point, and
+holds the launcher to the kernels' condition: alignment where vectors were chosen.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .cases import Transform
+from .eager import head_output, transformed_sum
+from .oracle import divide, gumbel, winner
+
+STEP = Path(__file__).parents[2] / "templates" / "model" / "step.tpl.py"
+BYTES = {"bf16": 2, "fp32": 4}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+VECTOR_BYTES, ENTRIES = 16, 8
+NO_TOKEN = 2**31 - 1  # of a rank without a candidate
+
+
+def constant(name: str) -> tuple[str, ...]:
+    """A constant of the step kernels, read without importing their compiler."""
+    for node in ast.parse(STEP.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return tuple(ast.literal_eval(node.value))
+    raise AssertionError(f"{STEP}: expected {name} at the top level")
+
+
+def memory(address: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A tensor on memory at an address; strides in entries."""
+    entries = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    buffer = (ctypes.c_char * (entries * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(buffer, dtype=dtype).as_strided(tuple(shape), tuple(strides))
+
+
+class StepSimulator:
+    """A model's step.py. `compiled` lists the builds in order, `launched` the names of the kernels that ran."""
+
+    ANCHOR_ARGUMENTS = constant("ANCHOR_ARGUMENTS")
+    STEP_ARGUMENTS = constant("STEP_ARGUMENTS")
+    PICK_ARGUMENTS = constant("PICK_ARGUMENTS")
+    FILL_ARGUMENTS = constant("FILL_ARGUMENTS")
+    NARROW = constant("NARROW")
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.compiled: list[tuple[Any, ...]] = []
+        self.launched: list[str] = []
+
+    def scratch_words(self, rows: int) -> int:
+        return 4 * rows
+
+    def shard_pitch(self, width: int) -> int:
+        return -(-width // ENTRIES) * ENTRIES
+
+    def compile_anchor_embed(self, *, pdl: bool) -> Callable[..., None]:
+        return self._build(("anchor", pdl), self.ANCHOR_ARGUMENTS, self._anchor)
+
+    def compile_step(
+        self, block: int, base: str, cache: str, *, sharded: bool, vector: bool, pdl: bool
+    ) -> Callable[..., None]:
+        def run(a: Mapping[str, int]) -> None:
+            self._step(a, base, cache, sharded, vector)
+
+        return self._build(("step", block, base, cache, sharded, vector, pdl), self.STEP_ARGUMENTS, run)
+
+    def compile_pick(self, *, pdl: bool) -> Callable[..., None]:
+        return self._build(("pick", pdl), self.PICK_ARGUMENTS, self._pick)
+
+    def compile_cache_fill(self, cache: str, *, vector: bool, pdl: bool) -> Callable[..., None]:
+        def run(a: Mapping[str, int]) -> None:
+            self._fill(a, cache, vector)
+
+        return self._build(("fill", cache, vector, pdl), self.FILL_ARGUMENTS, run)
+
+    def _build(
+        self, build: tuple[Any, ...], names: Sequence[str], run: Callable[[Mapping[str, int]], None]
+    ) -> Callable[..., None]:
+        self.compiled.append(build)
+
+        def launch(*slots: Any) -> None:
+            kinds = [ctypes.c_int32 if name in self.NARROW else ctypes.c_int64 for name in names]
+            addresses = [pointer.value for slot in slots[:-1] for pointer in slot.__c_pointers__()]
+            values = [kind.from_address(address).value for kind, address in zip(kinds, addresses, strict=True)]
+            self.launched.append(build[0])
+            run(dict(zip(names, values, strict=True)))
+
+        return launch
+
+    # --- the kernels ---
+
+    def _embedding(self, a: Mapping[str, int], row: int, token: int) -> None:
+        """Gather a token's Markov embedding to a row's."""
+        rank = self.config.RANK_DIM
+        source = memory(a["embed"], torch.bfloat16, (self.config.VOCAB_SIZE, rank), (rank, 1))
+        memory(a["embeddings"], torch.bfloat16, (row + 1, rank), (rank, 1))[row] = source[token]
+
+    def _anchor(self, a: Mapping[str, int]) -> None:
+        rows, distance = a["rows"], a["query_per_row"]
+        words = self.scratch_words(rows)
+        memory(a["scratch"], torch.int64, (words,), (1,)).zero_()
+        for row, token in enumerate(memory(a["input_ids"], torch.int32, (rows,), (distance,)).tolist()):
+            self._embedding(a, row, token if 0 <= token < self.config.VOCAB_SIZE else 0)
+
+    def _step(self, a: Mapping[str, int], base: str, cache: str, sharded: bool, vector: bool) -> None:
+        config, rows, width, step = self.config, a["rows"], a["width"], a["step"]
+        steps, by_row = config.NUM_STEPS, sharded or config.D2T
+        if vector:
+            assert width % ENTRIES == 0, width
+            for name, size in (("base", BYTES[base]), ("bias", 2), ("cache", BYTES[cache])):
+                rows_matter = rows > 1 or (name == "cache" and not by_row)
+                assert a[name] % VECTOR_BYTES == 0, name
+                assert not rows_matter or a[f"{name}_row_stride"] * size % VECTOR_BYTES == 0, name
+        logits = memory(a["base"], DTYPES[base], (rows, width), (a["base_row_stride"], 1))
+        bias = memory(a["bias"], torch.bfloat16, (rows, width), (a["bias_row_stride"], 1))
+        transform = Transform.of(config)
+        if transform.placement in ("base", "both") and not transform.base_capped:
+            logits = head_output(transform, logits)
+        logits = transformed_sum(transform, logits, bias).to(DTYPES[cache])
+        ids = torch.arange(a["vocab_start"], a["vocab_start"] + width)
+        if config.D2T:
+            ids = ids + memory(a["d2t"], torch.int64, (width,), (1,))
+        logits[:, ids >= config.SAMPLING_LIMIT] = float("-inf")
+        for row in range(rows):
+            sample = row * steps + step
+            state = int(memory(a["idx_mapping"], torch.int64, (sample + 1,), (1,))[sample])
+            heat, seed = 0.0, 0
+            if state >= 0:
+                heat = float(memory(a["temperature"], torch.float32, (state + 1,), (1,))[state])
+                seed = int(memory(a["seeds"], torch.int64, (state + 1,), (1,))[state])
+                line = row if by_row else state
+                size = BYTES[cache]
+                memory(a["cache"] + line * a["cache_row_stride"] * size, DTYPES[cache], (width,), (1,)).copy_(
+                    logits[row]
+                )
+            position = int(memory(a["sample_pos"], torch.int64, (sample + 1,), (1,))[sample])
+            score, token = self._best(logits[row].float(), ids, heat, seed, position, step)
+            if sharded:
+                self._packet(a, row, score, token)
+            else:
+                self._token(a, row, token)
+                self._embedding(a, row, token)
+
+    def _best(
+        self, score: torch.Tensor, ids: torch.Tensor, heat: float, seed: int, position: int, step: int
+    ) -> tuple[float, int]:
+        """Score and target id of the winner among a row's columns."""
+        config = self.config
+        if heat != 0.0:
+            seed = seed ^ (step << 32) if config.STEP_MIX else seed
+            noise = gumbel(seed, position - 1 + config.DRAFT_SALT, config.VOCAB_SIZE, score.device)
+            score = divide(score, heat) + noise[ids]
+        by_id = torch.argsort(ids)
+        ids, score = ids[by_id], score[by_id]
+        candidates = ids < config.SAMPLING_LIMIT
+        ids, score = ids[candidates], score[candidates]
+        if not len(ids):
+            return float("-inf"), NO_TOKEN
+        place = winner(score)
+        return float(score[place]), int(ids[place])
+
+    def _token(self, a: Mapping[str, int], row: int, token: int) -> None:
+        at = row * a["token_stride"] + a["step"]
+        memory(a["draft_tokens"], torch.int64, (at + 1,), (1,))[at] = token
+
+    def _packet(self, a: Mapping[str, int], row: int, score: float, token: int) -> None:
+        words = self.config.PACKET_WORDS
+        packet = memory(a["packets"], torch.int32, (row + 1, words), (words, 1))[row]
+        packet.zero_()
+        fields = self.config.PACKET_FIELDS
+        packet.view(torch.float32)[fields["score"][0]] = score
+        packet[fields["token"][0]] = token
+        if "nan" in fields:
+            packet[fields["nan"][0]] = int(score != score)
+
+    def _pick(self, a: Mapping[str, int]) -> None:
+        rows, world, words = a["rows"], a["world"], self.config.PACKET_WORDS
+        packets = memory(a["packets"], torch.int32, (world, rows, words), (rows * words, words, 1))
+        for row in range(rows):
+            score = packets[:, row].contiguous().view(torch.float32)[:, self.config.PACKET_FIELDS["score"][0]]
+            tokens = packets[:, row, self.config.PACKET_FIELDS["token"][0]]
+            by_id = torch.argsort(tokens)
+            token = int(tokens[by_id][winner(score[by_id])])
+            self._token(a, row, token)
+            self._embedding(a, row, token)
+
+    def _fill(self, a: Mapping[str, int], cache: str, vector: bool) -> None:
+        config, rows, width, world, pitch = self.config, a["rows"], a["width"], a["world"], a["pitch"]
+        steps, dtype, size = config.NUM_STEPS, DTYPES[cache], BYTES[cache]
+        if vector:
+            assert width % ENTRIES == 0, width
+            for name in ("cache", "shards"):
+                assert a[name] % VECTOR_BYTES == 0, name
+            assert a["cache_req_stride"] * size % VECTOR_BYTES == a["cache_pos_stride"] * size % VECTOR_BYTES == 0
+        strides = (a["rank_stride"], steps * pitch, pitch, 1)
+        shards = memory(a["shards"], dtype, (world, rows, steps, width), strides)
+        for row in range(rows):
+            for step in range(steps):
+                state = int(memory(a["idx_mapping"], torch.int64, (rows * steps,), (1,))[row * steps + step])
+                if state < 0:
+                    continue
+                drafts = shards[:, row, step].reshape(-1)
+                at = a["cache"] + (state * a["cache_req_stride"] + step * a["cache_pos_stride"]) * size
+                target = memory(at, dtype, (config.VOCAB_SIZE,), (1,))
+                if config.D2T:
+                    inverse = memory(a["inverse"], torch.int32, (config.VOCAB_SIZE,), (1,)).long()
+                    drafts = torch.where(inverse >= 0, drafts[inverse.clamp(min=0)], float("-inf"))
+                target.copy_(drafts)
