@@ -78,8 +78,6 @@ class ChainSetup:
     ) -> None:
         """Everything that a sampler needs before its first call."""
         config = self.config
-        if options.timeout_ms == 0:
-            log.warning("%s: timeout_ms=0: a wait in the chain kernel that never ends hangs the GPU", config.MODEL)
         self.ranks, self.share, self.device = ranks, share, embed_weight.device
         self.embed_weight, self.head_weight = embed_weight, chain_share.rank_head(config, head_weight, share)
         self.max_reqs, self.cache_dtype, self.check_ranks, _, self.timeout_ms, self.pdl = options
@@ -96,6 +94,8 @@ class ChainSetup:
         self._builds = [(slots, dtype) for dtype in self._expected.base_dtypes for slots in self._lines]
         self._variants: dict[tuple[int, torch.dtype], Variant] = {}
         self._refuse(ranks.compare(self._facts()))
+        if options.timeout_ms == 0:
+            log.warning("%s: timeout_ms=0: a wait in the chain kernel that never ends hangs the GPU", config.MODEL)
         self._attempt(ranks, "preparing the sampler", lambda: self._allocate(d2t))
         if share.world > 1:
             # Before a rank waits for another, and before a graph can be captured.
@@ -126,6 +126,8 @@ class ChainSetup:
             "base dtypes": list(self.config.BASE_DTYPES),
             "cache_dtype": self._cache_name,
             "check_ranks": self.check_ranks,
+            # A rank that waits for ever would not see that a peer has given up.
+            "timeout_ms": self.timeout_ms,
         }
 
     def _refuse(self, reason: str | None) -> None:
@@ -135,7 +137,10 @@ class ChainSetup:
     @classmethod
     def _attempt(cls, ranks: RankGroup, what: str, action: Callable[[], T]) -> T:
         """Do what may fail on one rank alone; raises Declined on every rank when it failed on any."""
-        return ranks.attempt(f"{cls.config.MODEL}: no chain sampler: {what}", action)
+        try:
+            return ranks.attempt(what, action)
+        except Declined as error:
+            raise Declined(f"{cls.config.MODEL}: no chain sampler: {error}") from error.__cause__
 
     @property
     def _cache_name(self) -> str | None:

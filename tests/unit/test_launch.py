@@ -6,10 +6,8 @@ argument that does not fit is refused with what was expected and given, before a
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import logging
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +15,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+from tests.harness import fake_gpu  # noqa: E402
+from tests.harness.fake_gpu import (  # noqa: E402
+    DEVICES,
+    H200,
+    MAX_REQS,
+    STREAM,
+    N,
+    R,
+    Recorder,
+    V,
+    batch,
+    make_chain,
+    make_config,
+    real_lines,
+    weights,
+)
 
 from dspark_kernels._device import (  # noqa: E402
     chain_call,
@@ -28,130 +43,14 @@ from dspark_kernels._device import (  # noqa: E402
     plan_line,
 )
 
-V, N, R, MAX_REQS = 40, 3, 64, 6
-STREAM = 0x7F00_1234_5678_9ABC  # a handle is an address: 64 bits
-CPU = torch.device("cpu")
-H200 = host.DeviceFacts("NVIDIA H200", (9, 0), 132, 232448)
-DTYPE_BYTES = (("bf16", 2), ("fp32", 4))
-DEVICES = {"h100": ((9, 0), 132, 232448), "h200": ((9, 0), 132, 232448), "b200": ((10, 0), 148, 232448)}
-CHAIN = Path(__file__).parents[2] / "templates" / "model" / "chain.tpl.py"
-
-
-def chain_constant(name: str) -> tuple[str, ...]:
-    """A constant of the chain kernel, read without importing its compiler."""
-    for node in ast.parse(CHAIN.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            return ast.literal_eval(node.value)
-    raise AssertionError(f"{CHAIN}: expected {name} at the top level")
-
-
-ARGUMENTS, NARROW = chain_constant("ARGUMENTS"), chain_constant("NARROW")
-
-
-def real_lines(*row_slots: int) -> dict[tuple[str, int, int], plan_line.PlanLine]:
-    """Plan lines whose fp32 builds stage more, and so take more shared memory than their bf16 builds."""
-    kept = plan_line.Residency(register_tiles=0, register_chunks=0, resident=40, ring=0, ahead=4, keep=0)
-    line = plan_line.PlanLine("h200", 1, 1, 132, 12, 40, kept, kept, 0, False)
-    return {("h200", 1, slots): line._replace(row_slots=slots) for slots in row_slots}
-
-
-class Recorder:
-    """Stands for the GPU: keeps the order of what was launched, and can fail like a lost context."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
-        self.compiled: list[tuple[int, str, str]] = []
-        self.pdl: list[bool] = []  # of each build
-        self.failure: Exception | None = None
-        self.ARGUMENTS, self.NARROW = ARGUMENTS, NARROW
-
-    # The chain module.
-    def records_words(self, line: Any, world: int = 1) -> int:
-        return 8 * line.row_slots * world
-
-    def compile_chain(self, line: Any, base_dtype: str, cache_dtype: str, *, pdl: bool = False, **ranks: Any) -> Any:
-        self.compiled.append((line.row_slots, base_dtype, cache_dtype))
-        self.pdl.append(pdl)
-
-        def launch(*slots: Any) -> None:
-            if self.failure is not None:
-                raise self.failure
-            names = (*ARGUMENTS, "stream")
-            kinds = [ctypes.c_int32 if name in NARROW else ctypes.c_int64 for name in names]
-            addresses = [pointer.value for slot in slots for pointer in slot.__c_pointers__()]
-            values = [kind.from_address(address).value for kind, address in zip(kinds, addresses, strict=True)]
-            self.events.append(("chain", line.row_slots, dict(zip(names, values, strict=True))))
-
-        return launch
-
-    # The noise module.
-    def draw_noise(
-        self, out: Any, *state: Any, num_samples: int, vocab_start: int, width: int, target_ids: Any
-    ) -> None:
-        assert vocab_start == 0 and target_ids is None
-        self.events.append(("draw", num_samples, width))
-
-    def NoiseStream(self, device: Any, target_ids: Any) -> Any:  # noqa: N802
-        assert target_ids is None
-
-        def fork(out: Any, *state: Any, num_samples: int, vocab_start: int, width: int) -> None:
-            assert vocab_start == 0
-            self.events.append(("fork", num_samples, width))
-
-        return SimpleNamespace(fork=fork, join=lambda: self.events.append(("join",)))
+DTYPE_BYTES = fake_gpu.DTYPE_BYTES
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    cuda = chain_setup.torch.cuda
-    monkeypatch.setattr(host, "read_device", lambda device: H200)
-    report = host.TimeoutReport
-    monkeypatch.setattr(host, "TimeoutReport", lambda *, pinned: report(pinned=False))
-    stream = SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: None)
-    monkeypatch.setattr(cuda, "current_stream", lambda device=None: stream)
-    monkeypatch.setattr(cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(cuda, "current_device", lambda: CPU.index)
+    fake_gpu.install(recorder, monkeypatch.setattr)
     return recorder
-
-
-def make_config(**changes: Any) -> SimpleNamespace:
-    constants = {
-        "MODEL": "toy",
-        "VOCAB_SIZE": V,
-        "DRAFT_VOCAB_SIZE": V,
-        "DRAWN_COLUMNS": V,
-        "SAMPLING_LIMIT": V,
-        "D2T": False,
-        "RANK_DIM": R,
-        "NUM_STEPS": N,
-        "QUERY_PER_ROW": N,
-        "MAX_ROWS": 8,
-        "BASE_DTYPES": ("bf16", "fp32"),
-        "CACHE_DTYPES": ("bf16", "fp32"),
-        "DTYPE_BYTES": dict(DTYPE_BYTES),
-        "PLANS": real_lines(8, 4, 1),
-        "DEVICES": DEVICES,
-    }
-    return SimpleNamespace(**(constants | changes))
-
-
-def make_chain(gpu: Recorder, **changes: Any) -> type[chain_launcher.ChainLauncher]:
-    class Toy(chain_launcher.ChainLauncher):
-        config = make_config(**changes)
-        noise = gpu
-        load_chain = staticmethod(lambda: gpu)
-
-    return Toy
-
-
-def weights() -> dict[str, Any]:
-    return {
-        "embed_weight": torch.zeros((V + 2, R), dtype=torch.bfloat16),
-        "head_weight": torch.zeros((V, R), dtype=torch.bfloat16),
-        "max_reqs": MAX_REQS,
-        "cache_dtype": torch.bfloat16,
-    }
 
 
 @pytest.fixture
@@ -159,19 +58,6 @@ def sampler(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> chain_launcher.Ch
     kind = make_chain(gpu)
     monkeypatch.setattr(kind, "why_not", classmethod(lambda cls, *a, **k: None))
     return kind(**weights())
-
-
-def batch(rows: int = 2, base_dtype: Any = torch.bfloat16) -> dict[str, Any]:
-    return {
-        "base_logits": torch.zeros((rows, N, V), dtype=base_dtype),
-        "input_ids": torch.zeros(rows * N, dtype=torch.int32),
-        "idx_mapping": torch.zeros(rows * N, dtype=torch.int64),
-        "sample_pos": torch.zeros(rows * N, dtype=torch.int64),
-        "temperature": torch.ones(MAX_REQS),
-        "seeds": torch.zeros(MAX_REQS, dtype=torch.int64),
-        "logits_cache": torch.zeros((MAX_REQS, N, V + 8), dtype=torch.bfloat16),
-        "draft_tokens": torch.zeros((MAX_REQS, N), dtype=torch.int64),
-    }
 
 
 STATE = ("idx_mapping", "sample_pos", "temperature", "seeds")

@@ -1,0 +1,495 @@
+"""The chain over several ranks, a process and a GPU each or emulated on one GPU: results, replays, and ranks that fail.
+
+    python -m tests.harness.ranks --world 2 --batches 1000 --replays 10000
+    python -m tests.harness.ranks --world 8 --emulated
+
+Every phase runs in processes of its own, because some end in a trap, and is bounded by a time. The weights have exact dot
+products, so that every rank's tokens and whole cache equal the oracle's of the whole vocabulary to the bit. Prints a summary
+as JSON; the exit code is 0 when every phase did what it must.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from . import checks
+from .cases import Case
+from .checks import CheckFailed, EmulatedSubject, RankSubject, Subject
+
+ROOT = Path(__file__).parents[2]
+MODULE = "tests.harness.ranks"
+SEED = 29
+COLLECTIVE_SECONDS = 60  # a rank that is gone ends the others' collectives
+PHASE_SECONDS = 300.0
+GRACE_SECONDS = 30.0  # for the other processes once one has ended, in a phase where it must not
+POLL_SECONDS = 0.1
+MARGIN_MS = 3_000  # beyond timeout_ms: until CUDA has reported the trap to the host
+LATE_FACTOR = 3  # how many times timeout_ms the late rank sleeps
+DELAY_CYCLES = (0, 4_000, 40_000, 400_000)  # before a replay: 0 to about 200 us, around and beyond a chain's length
+DIRECTED_SEED = 31
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one process of a phase does."""
+
+    phase: str
+    world: int
+    emulated: bool
+    model: str
+    generated: str  # source root of the generated code
+    batches: int
+    replays: int
+    timeout_ms: int
+    store: str = ""  # file that the ranks meet through
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the ranks."""
+
+    rank: int
+    world: int
+    device: torch.device
+    group: dist.ProcessGroup | None  # the CPU group; None with emulated ranks
+
+    @property
+    def last(self) -> bool:
+        """Whether this is the rank that fails in the phases where one does."""
+        return self.rank == self.world - 1
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        if self.group is not None:
+            dist.barrier(group=self.group)
+
+
+def join(task: Task) -> Place:
+    """Join the ranks of a phase. A collective."""
+    device = torch.device("cuda", 0 if task.emulated else task.rank)
+    torch.cuda.set_device(device)
+    if task.emulated:
+        return Place(0, task.world, device, None)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{task.store}",
+        rank=task.rank,
+        world_size=task.world,
+        timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+    )
+    return Place(task.rank, task.world, device, dist.group.WORLD)
+
+
+class ShardSubject(RankSubject):
+    """A rank that is given its rows of the head and its columns of the base logits alone."""
+
+    def _columns(self) -> tuple[int, int]:
+        config = self.product.config
+        width = -(-config.DRAFT_VOCAB_SIZE // self.group.size())
+        return width * self.group.rank(), min(width * (self.group.rank() + 1), config.DRAFT_VOCAB_SIZE)
+
+    def chain_sampler(self) -> Any:
+        first, end = self._columns()
+        embed, head = self.weights
+        options = {"max_reqs": checks.MAX_REQS, "cache_dtype": checks.DTYPES[self.cache], "group": self.group}
+        sampler = self.product.module("launch").ChainSampler(embed, head[first:end].clone(), **options)
+        reason = sampler.why_not_shard((first, end - first))
+        if reason is not None:
+            raise CheckFailed({"chain": f"expected the shard to be accepted, got: {reason}"})
+        if sampler.accepts_shard((first + 1, end - first)):
+            raise CheckFailed({"chain": "expected a shard of other columns to be declined, got True"})
+        return sampler
+
+    def samplers(self, case: Case) -> Iterator[tuple[str, checks.Sample]]:
+        first, end = self._columns()
+
+        def sample(mine: Case) -> None:
+            self._sample_chain(mine.replace(base_logits=mine.base_logits[:, :, first:end]))
+
+        yield "chain", sample
+
+
+class Run:
+    """One process of a phase."""
+
+    def __init__(self, task: Task) -> None:
+        from dsparkgen.gpu import load_product
+
+        self.task = task
+        self.product = load_product(Path(task.generated), task.model)
+        self.place = join(task)
+        self.launch = self.product.module("launch")
+
+    def pairs(self) -> Sequence[tuple[str, str]]:
+        """The dtypes of base logits and cache to run with: every cache dtype with the first base dtype, and the others once."""
+        found = checks.dtype_pairs(self.product)
+        return [pair for pair in found if pair[0] == found[0][0]] + [pair for pair in found if pair[0] != found[0][0]][
+            :1
+        ]
+
+    def exact(self, base: str, cache: str) -> Subject:
+        """A model on weights with exact dot products, the same on every rank."""
+        return checks.exact_subject(self.product, base, cache, self.place.device, seed=SEED)
+
+    def subject(self, base: str, cache: str) -> Subject:
+        """The ranks of `exact`."""
+        exact = self.exact(base, cache)
+        if self.task.emulated:
+            return EmulatedSubject.of(exact, self.task.world)
+        return RankSubject.of(exact, self.place.group)
+
+    def sampler(self, **options: Any) -> tuple[Any, Subject]:
+        """A warm sampler of this rank for the first dtypes, and what it runs on."""
+        subject = self.exact(*self.pairs()[0])
+        fixed = {"max_reqs": checks.MAX_REQS, "cache_dtype": checks.DTYPES[subject.cache]}
+        fixed |= {"group": self.place.group, "timeout_ms": self.task.timeout_ms}
+        sampler = self.launch.ChainSampler(*subject.weights, **(fixed | options))
+        sampler.warmup()
+        self.place.meet()
+        return sampler, subject
+
+    def sample(self, sampler: Any, subject: Subject, rows: int = 1, **options: Any) -> None:
+        """One call, waited for."""
+        case = checks.make_case(subject, rows, seed=SEED)
+        sampler.sample(*case.call_arguments, **({"query_per_row": case.query_per_row} | options))
+        sampler.synchronize()
+
+    # ---- phases that end well
+
+    def agree(self) -> dict[str, Any]:
+        """Set-ups that fail on one rank: None on every rank, logged once; then one that succeeds."""
+        subject = self.exact(*self.pairs()[0])
+        chain = self.product.module("chain")
+        memory = self.product.device_module("rank_memory")
+        symmetric = importlib.import_module("torch.distributed._symmetric_memory")
+
+        def broken(*args: Any, **options: Any) -> Any:
+            raise RuntimeError("provoked")
+
+        mine = self.place.last
+        failing: dict[str, tuple[Any, dict[str, Any], str]] = {
+            "compile": (
+                mock.patch.object(chain, "compile_chain", broken) if mine else None,
+                {},
+                "RuntimeError: provoked",
+            ),
+            "head": (None, {"head": None} if mine else {}, "the Markov head is missing"),
+            "allocation": (
+                mock.patch.object(symmetric, "empty", broken) if mine else None,
+                {},
+                "RuntimeError: provoked",
+            ),
+            "pointers": (
+                mock.patch.object(memory, "why_no_pointers", lambda *_: "no pointer") if mine else None,
+                {},
+                "no pointer",
+            ),
+            "max_reqs": (None, {"max_reqs": 7} if mine else {}, "max_reqs: expected the same on every rank"),
+        }
+        options = {"max_reqs": 5, "cache_dtype": checks.DTYPES[subject.cache], "group": self.place.group}
+        found: dict[str, Any] = {}
+        for name, (patch, changes, expected) in failing.items():
+            changed = dict(options) | changes
+            embed, head = subject.weights
+            head = changed.pop("head", head)
+            with logged() as lines, patch or mock.patch.object(sys, "intern", sys.intern):
+                made = self.launch.ChainSampler.create(embed, head, **changed)
+            wanted = 1 if self.place.rank == 0 else 0
+            if made is not None or len(lines) != wanted or not all(expected in line for line in lines):
+                raise CheckFailed(
+                    {"chain": f"{name}: expected None and {wanted} line with {expected!r}, got {made}, {lines}"}
+                )
+            found[name] = lines
+        made = self.launch.ChainSampler.create(*subject.weights, **options)
+        if made is None:
+            raise CheckFailed({"chain": "expected a sampler where no rank fails, got None"})
+        made.warmup()
+        return found
+
+    def bitwise(self) -> dict[str, Any]:
+        """Random batches of 1 to the most rows, shared out over the dtypes, and inputs of known trouble."""
+        pairs, found = self.pairs(), {}
+        for base, cache in pairs:
+            subject = self.subject(base, cache)
+            subject.chain.warmup()
+            batches = -(-self.task.batches // len(pairs))
+            found[f"{base}/{cache}"] = checks.check_bitwise(subject, batches=batches, seed=SEED)
+            checks.check_directed(subject, seed=DIRECTED_SEED)
+        if not self.task.emulated:
+            shards = ShardSubject.of(self.exact(*pairs[0]), self.place.group)
+            found["shards"] = checks.check_bitwise(shards, batches=-(-self.task.batches // 10), seed=SEED + 1)
+        return found
+
+    def graph(self) -> dict[str, Any]:
+        """A captured graph replayed while the ranks are delayed, each replay and rank differently."""
+        found = {}
+        for base, cache in self.pairs()[:2]:
+            subject = self.subject(base, cache)
+            replays = -(-self.task.replays // 2)
+            found[f"{base}/{cache}"] = checks.check_graph(subject, replays=replays, seed=SEED, before_replay=self.delay)
+        return found
+
+    def delay(self, replay: int) -> None:
+        """Let this rank's next launch come late, by turns, by nothing or by more than a whole chain takes."""
+        cycles = DELAY_CYCLES[replay // self.task.world % len(DELAY_CYCLES)]
+        if not self.task.emulated and replay % self.task.world == self.place.rank and cycles:
+            torch.cuda._sleep(cycles)
+
+    # ---- phases in which a rank gives up
+
+    def late(self) -> dict[str, Any]:
+        """The last rank launches too late: every rank ends with the error, none hangs."""
+        sampler, subject = self.sampler()
+        if self.place.last:
+            time.sleep(LATE_FACTOR * self.task.timeout_ms / 1000)
+        # The late rank finds the records of position 0 that the others left before they gave up, and waits for later ones.
+        return self.expect_timeout(lambda: self.sample(sampler, subject), position=None if self.place.last else 0)
+
+    def killed(self) -> dict[str, Any]:
+        """The last rank dies between two launches."""
+        sampler, subject = self.sampler()
+        self.sample(sampler, subject)
+        self.place.meet()
+        if self.place.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.expect_timeout(lambda: self.sample(sampler, subject), position=0)
+
+    def expect_timeout(self, act: Callable[[], None], *, position: int | None) -> dict[str, Any]:
+        """The error that names this rank, a row, the position, and the rank that did not come; within the bound."""
+        started = time.monotonic()
+        try:
+            act()
+        except self.launch.ChainTimeoutError as error:
+            took = (time.monotonic() - started) * 1000
+            wanted = error.rank == self.place.rank and error.row == 0 and error.peer != error.rank
+            wanted = wanted and (position is None or (error.position, error.peer) == (position, self.place.world - 1))
+            if not wanted or error.what != "peer rank" or took > self.task.timeout_ms + MARGIN_MS:
+                raise CheckFailed({"chain": f"timeout after {took:.0f} ms: unexpected {error}"}) from error
+            return {"ms": round(took), "message": str(error)}
+        raise CheckFailed({"chain": "expected ChainTimeoutError, got results"})
+
+    def differ_rows(self) -> dict[str, Any]:
+        """A debugging build finds that the ranks launch for different row counts."""
+        return self.expect_difference("rows", (1, 2), lambda s, x: self.sample(s, x, rows=2 if self.place.last else 1))
+
+    def differ_shape(self) -> dict[str, Any]:
+        """A debugging build finds that the ranks' batches have different shapes."""
+        steps = self.product.config.NUM_STEPS
+        return self.expect_difference(
+            "batch shape", None, lambda s, x: self.sample(s, x, query_per_row=steps - self.place.last)
+        )
+
+    def expect_difference(
+        self, what: str, values: tuple[int, int] | None, act: Callable[[Any, Subject], None]
+    ) -> dict[str, Any]:
+        """The error that names the difference on the ranks that find it; a peer of theirs may run into its timeout."""
+        sampler, subject = self.sampler(check_ranks=True)
+        self.sample(sampler, subject)
+        self.place.meet()
+        try:
+            act(sampler, subject)
+        except self.launch.RanksDifferError as error:
+            if error.what != what or (values is not None and {error.expected, error.given} != set(values)):
+                raise CheckFailed({"chain": f"expected {what} {values} to differ, got: {error}"}) from error
+            return {"message": str(error)}
+        except self.launch.ChainTimeoutError as error:
+            return {"message": str(error)}
+        raise CheckFailed({"chain": "expected RanksDifferError, got results"})
+
+    def lone(self) -> dict[str, Any]:
+        """One rank of several, on this GPU with buffers for all of them, whose peers never launch."""
+        memory = self.product.device_module("rank_memory")
+        group = self.product.device_module("rank_group").RankGroup(None)
+        share_of = self.product.device_module("chain_share").share_of
+        options = self.product.device_module("chain_share").Options
+        subject = self.exact(*self.pairs()[0])
+        sampler = self.launch.ChainSampler.__new__(self.launch.ChainSampler)
+        share = share_of(self.product.config, self.task.world, 0)
+
+        def buffers(_: Any, size: int, device: torch.device) -> Any:
+            return memory.emulate_buffers(self.task.world, size, device)
+
+        with mock.patch.object(memory, "share_buffer", buffers):
+            chosen = options(checks.MAX_REQS, checks.DTYPES[subject.cache], timeout_ms=self.task.timeout_ms)
+            sampler._set_up(group, share, *subject.weights, None, chosen)
+        case = checks.make_case(subject, 1, seed=SEED)
+        sampler.draw_noise(case.idx_mapping, case.sample_pos, case.temperature, case.seeds, 1)
+        torch.cuda.synchronize()  # compiled: what follows is the wait alone
+        return self.expect_timeout(lambda: self.sample(sampler, subject), position=0)
+
+    def grid(self) -> dict[str, Any]:
+        """A launch that waits for a CTA too many."""
+        subject = self.subject(*self.pairs()[0])
+        subject.chain.warmup()
+        case = checks.stacked(checks.make_case(subject, 1, seed=SEED), self.task.world)
+        variant, arguments = subject.chain.prepare(1, *case.call_arguments, case.query_per_row)
+        bound = {"ctas": variant.ctas + 1, "timeout_ns": self.task.timeout_ms * 1_000_000}
+        started = time.monotonic()
+        subject.chain.launch(variant, arguments | bound)
+        try:
+            subject.chain.synchronize()
+        except self.launch.ChainTimeoutError as error:
+            took = (time.monotonic() - started) * 1000
+            if (error.what, error.peer) != ("grid barrier", variant.ctas) or took > self.task.timeout_ms + MARGIN_MS:
+                raise CheckFailed({"chain": f"timeout after {took:.0f} ms: unexpected {error}"}) from error
+            return {"ms": round(took), "message": str(error)}
+        raise CheckFailed({"chain": f"expected ChainTimeoutError when it waits for CTA {variant.ctas}, got results"})
+
+
+REAL_PHASES = ("agree", "bitwise", "graph", "late", "killed", "differ_rows", "differ_shape")
+EMULATED_PHASES = ("bitwise", "graph", "lone", "grid")
+DEADLY = {"killed": -signal.SIGKILL}  # how the last rank ends
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """The warnings that the product logs meanwhile."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logger, handler = logging.getLogger("dspark_kernels"), Keep(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+
+
+def work(task: Task) -> dict[str, Any]:
+    """Do a process's part of a phase; what it covered, or how it failed."""
+    started = time.monotonic()
+    found: dict[str, Any] = {"rank": task.rank, "covered": None, "failure": None}
+    try:
+        with torch.inference_mode():
+            run = Run(task)
+            found["covered"] = getattr(run, task.phase)()
+    except Exception as error:
+        found["failure"] = f"{type(error).__name__}: {error}"
+    return found | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def run_phase(task: Task, seconds: float) -> dict[str, Any]:
+    """Start a phase's processes, wait at most so long, and sum up what they printed."""
+    from dsparkgen.workers import Ended, Worker
+
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        tasks = [replace(task, store=store, rank=rank) for rank in range(1 if task.emulated else task.world)]
+        # Multicast is not used; torch would bind it where it can.
+        environment = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+        workers = [Worker(MODULE, asdict(one), seconds=seconds, environment=environment) for one in tasks]
+
+        done = [False] * len(workers)
+
+        def finish(place: int) -> Ended:
+            ended = workers[place].finish()
+            done[place] = True
+            if task.phase not in DEADLY and ended.code != 0:
+                # It has ended before the others could know: they may have collectives and launches that wait for it.
+                grace = time.monotonic() + GRACE_SECONDS
+                while not all(done) and time.monotonic() < grace:
+                    time.sleep(POLL_SECONDS)
+                for other in workers:
+                    other.kill()
+            return ended
+
+        with ThreadPoolExecutor(len(workers)) as pool:
+            ended = list(pool.map(finish, range(len(workers))))
+    ranks: list[dict[str, Any]] = []
+    for rank, (worker, end) in enumerate(zip(workers, ended, strict=True)):
+        dies = not task.emulated and rank == task.world - 1 and task.phase in DEADLY
+        if dies:
+            right = end.code == DEADLY[task.phase]
+            failure = None if right else f"expected exit code {DEADLY[task.phase]}, got {worker.ending(end.code)}"
+            ranks.append({"rank": rank, "covered": {"killed": right}, "failure": failure})
+        elif end.lines:
+            ranks.append(end.lines[-1])
+        else:
+            ranks.append({"rank": rank, "covered": None, "failure": worker.ending(end.code)})
+    passed = all(rank["failure"] is None for rank in ranks)
+    if task.phase.startswith("differ") and passed:
+        passed = any("ranks of a chain launch differ" in rank["covered"]["message"] for rank in ranks)
+    return {"passed": passed, "seconds": round(time.monotonic() - started, 1), "ranks": ranks}
+
+
+def run_phases(task: Task, phases: Sequence[str], *, seconds: float = PHASE_SECONDS) -> dict[str, Any]:
+    """Every phase in turn, whatever the one before came to."""
+    found: dict[str, Any] = {}
+    for phase in phases:
+        found[phase] = run_phase(replace(task, phase=phase), seconds)
+        verdict = "passed" if found[phase]["passed"] else "FAILED"
+        print(f"{phase}: {verdict} in {found[phase]['seconds']} s", file=sys.stderr, flush=True)
+    how = "emulated" if task.emulated else "real"
+    summary = {"world": task.world, "ranks": how, "model": task.model, "timeout_ms": task.timeout_ms}
+    return summary | {"passed": all(one["passed"] for one in found.values()), "phases": found}
+
+
+def parse(arguments: Sequence[str]) -> tuple[Task, Sequence[str], float, str | None]:
+    """The command line: a task without its phase, the phases, the seconds of each, and where the summary goes."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description="The chain over several ranks.")
+    parser.add_argument("--world", type=int, default=2, help="number of ranks; one GPU each unless emulated")
+    parser.add_argument("--emulated", action="store_true", help="all ranks in one launch on one GPU")
+    parser.add_argument("--model", default="deepseek_v41")
+    parser.add_argument("--generated", default=str(ROOT / "generated"), help="source root of the generated code")
+    parser.add_argument("--batches", type=int, default=1000, help="random batches, shared out over the dtypes")
+    parser.add_argument("--replays", type=int, default=10_000, help="graph replays, shared out over the cache dtypes")
+    parser.add_argument("--timeout-ms", type=int, default=1000, help="of the waits that must run out")
+    parser.add_argument("--phases", help="comma-separated; by default all that there are")
+    parser.add_argument("--phase-seconds", type=float, default=PHASE_SECONDS, help="bound of each phase")
+    parser.add_argument("--json", help="file for the summary; by default stdout")
+    given = parser.parse_args(arguments)
+    known = EMULATED_PHASES if given.emulated else REAL_PHASES
+    phases = given.phases.split(",") if given.phases else known
+    for phase in phases:
+        if phase not in known:
+            parser.error(f"--phases: expected some of {', '.join(known)}, got {phase!r}")
+    task = Task(
+        "", given.world, given.emulated, given.model, given.generated, given.batches, given.replays, given.timeout_ms
+    )
+    return task, phases, given.phase_seconds, given.json
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the phases asked for; or, given a task as JSON, be one process of a phase."""
+    if arguments and arguments[0].startswith("{"):
+        values: Mapping[str, Any] = json.loads(arguments[0])
+        found = work(Task(**values))
+        print(json.dumps(found), flush=True)
+        # A process whose CUDA context is lost may fail, or hang, in its destructors: nothing is left to do in them.
+        os._exit(0 if found["failure"] is None else 1)
+    task, phases, seconds, target = parse(arguments)
+    summary = run_phases(task, phases, seconds=seconds)
+    text = json.dumps(summary, indent=1)
+    if target is None:
+        print(text)
+    else:
+        Path(target).write_text(text + "\n", encoding="utf-8")
+    return 0 if summary["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
