@@ -55,12 +55,12 @@ class Bench:
         torch = need_cuda()
         self.root, self.product, self.rows, self.config = root, product, rows, product.config
         self.device = torch.device("cuda", torch.cuda.current_device())
-        self.base, self.cache = self.config.BASE_DTYPES[0], self.config.CACHE_DTYPES[0]
         checks = harness(root, "tests.harness.checks")
+        self.base, self.cache = checks.dtype_pairs(product)[0]
         self._eager = harness(root, "tests.harness.eager")
         self._subject = checks.random_subject(product, self.base, self.cache, self.device, seed=SEED)
         self.weights = self._subject.weights
-        self.options = {"max_reqs": rows, "cache_dtype": checks.DTYPES[self.cache]}
+        self.options = self._subject.sampler_options(rows)
         self.cases = [
             checks.make_case(self._subject, rows, seed=SEED + turn, max_reqs=rows, temperatures=(TEMPERATURE,))
             for turn in range(INPUT_SETS)
@@ -77,7 +77,7 @@ class Bench:
             num_steps=config.NUM_STEPS,
             rows=self.rows,
             base_bytes=BYTES[self.base],
-            cache_bytes=BYTES[self.cache],
+            cache_bytes=BYTES.get(self.cache, 0),
         )
 
     def row(self, kernel: str, **values: Any) -> dict[str, Any]:
@@ -98,8 +98,9 @@ class Bench:
         return getattr(self.product.module("launch"), name)(*self.weights, **self.options, **options)
 
     def eager(self) -> Calls:
-        """The engine's loop."""
-        return [self._eager.EagerLoop(case) for case in self.cases]
+        """The engine's loop; for logits transformed as a sum with the scatter through a d2t map that such a draft's class has."""
+        scatter = self.config.TRANSFORM == "sum" and not self.config.D2T
+        return [self._eager.EagerLoop(case, scatter=scatter) for case in self.cases]
 
     def fused(self) -> Calls:
         """The fused loop."""

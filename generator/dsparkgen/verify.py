@@ -212,7 +212,7 @@ def _parts(product: Product) -> list[str]:
 
 def _dtype_pairs(product: Product) -> list[str]:
     config = product.config
-    return [f"{base}/{cache}" for base in config.BASE_DTYPES for cache in config.CACHE_DTYPES]
+    return [f"{base}/{cache}" for base in config.BASE_DTYPES for cache in config.CACHE_DTYPES or ("none",)]
 
 
 def _takes_all(task: Task) -> bool:

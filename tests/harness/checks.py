@@ -14,12 +14,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from . import engine_math
-from .cases import POISON_LOGIT, Case, Layout, exact_weights, random_case
+from .cases import POISON_LOGIT, Case, Layout, Transform, exact_weights, random_case
 from .eager import EagerLoop
-from .oracle import oracle, prefix_agreement, same_bits, why_unequal
+from .oracle import gumbel, oracle, prefix_agreement, same_bits, why_unequal
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "none": None}  # none: greedy drafts, without a cache
 MAX_REQS = 11  # request states: more than rows, so that some stay unused
 FUSED_ROWS = (9, 17, 33)  # beyond the chain: the fused loop's second and third tile of 16 rows, and one row over
 EAGER_ROWS = (
@@ -77,6 +76,7 @@ class Subject:
     cache: str
     device: torch.device
     weights: tuple[torch.Tensor, torch.Tensor]
+    d2t: torch.Tensor | None = None  # of a reduced draft vocabulary
     forks: int = field(default=0, init=False)
     _steps: dict[int, Any] = field(default_factory=dict, init=False)
     failures: dict[str, str] = field(default_factory=dict, init=False)  # first failure of each kernel in this check
@@ -88,10 +88,18 @@ class Subject:
             return None
         return self.chain_sampler()
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every sampler of these weights takes: the map of a reduced draft vocabulary."""
+        return {} if self.d2t is None else {"d2t": self.d2t}
+
+    def sampler_options(self, max_reqs: int = MAX_REQS) -> dict[str, Any]:
+        """What a chain or step sampler takes beside the weights."""
+        return self.options | {"max_reqs": max_reqs, "cache_dtype": DTYPES[self.cache]}
+
     def chain_sampler(self) -> Any:
         """A new sampler of the chain for `MAX_REQS` request states."""
-        launch = self.product.module("launch")
-        return launch.ChainSampler(*self.weights, max_reqs=MAX_REQS, cache_dtype=DTYPES[self.cache])
+        return self.product.module("launch").ChainSampler(*self.weights, **self.sampler_options())
 
     @cached_property
     def fused(self) -> Any:
@@ -102,7 +110,7 @@ class Subject:
         """A fused loop for a number of request states, or None where the model has none."""
         if not self.product.has("fused"):
             return None
-        return self.product.module("fused").FusedLoop(*self.weights, max_reqs=max_reqs)
+        return self.product.module("fused").FusedLoop(*self.weights, max_reqs=max_reqs, **self.options)
 
     def step_sampler(self, max_reqs: int) -> Any:
         """The step kernels' sampler for a number of request states, or None where the model or these dtypes have none."""
@@ -110,7 +118,7 @@ class Subject:
             return None
         if max_reqs not in self._steps:
             sampler = self.product.module("launch").StepSampler
-            options = {"max_reqs": max_reqs, "cache_dtype": DTYPES[self.cache]}
+            options = self.sampler_options(max_reqs)
             declined = sampler.why_not(*self.weights, **options)
             self._steps[max_reqs] = None if declined else sampler(*self.weights, **options)
         return self._steps[max_reqs]
@@ -158,13 +166,13 @@ class EmulatedSubject(Subject):
     @classmethod
     def of(cls, subject: Subject, world: int) -> EmulatedSubject:
         """The ranks of another subject's model, on its weights."""
-        made = cls(subject.product, subject.base, subject.cache, subject.device, subject.weights)
+        made = cls(subject.product, subject.base, subject.cache, subject.device, subject.weights, subject.d2t)
         made.world = world
         return made
 
     def chain_sampler(self) -> Any:
-        launch, options = self.product.module("launch"), {"max_reqs": MAX_REQS, "cache_dtype": DTYPES[self.cache]}
-        return launch.EmulatedChainSampler(*self.weights, **options, world=self.world)
+        launch = self.product.module("launch")
+        return launch.EmulatedChainSampler(*self.weights, **self.sampler_options(), world=self.world)
 
     def samplers(self, case: Case) -> Iterator[tuple[str, Sample]]:
         if self.chain.supports(case.rows, case.base_logits) and "chain" not in self.failures:
@@ -182,7 +190,8 @@ class EmulatedSubject(Subject):
             self._drawn = stacked(case, self.world)
             self._sample_chain(self._drawn)
         assert self._drawn is not None
-        case.logits_cache.copy_(self._drawn.logits_cache[rank])
+        if case.logits_cache is not None:
+            case.logits_cache.copy_(self._drawn.logits_cache[rank])
         case.draft_tokens.copy_(self._drawn.draft_tokens[rank])
 
 
@@ -197,13 +206,12 @@ class RankSubject(Subject):
     @classmethod
     def of(cls, subject: Subject, group: Any) -> RankSubject:
         """This rank of another subject's model, on its weights. group: the ranks' CPU group. A collective."""
-        made = cls(subject.product, subject.base, subject.cache, subject.device, subject.weights)
+        made = cls(subject.product, subject.base, subject.cache, subject.device, subject.weights, subject.d2t)
         made.group = group
         return made
 
     def chain_sampler(self) -> Any:
-        launch, options = self.product.module("launch"), {"max_reqs": MAX_REQS, "cache_dtype": DTYPES[self.cache]}
-        return launch.ChainSampler(*self.weights, **options, group=self.group)
+        return self.product.module("launch").ChainSampler(*self.weights, **self.sampler_options(), group=self.group)
 
     def samplers(self, case: Case) -> Iterator[tuple[str, Sample]]:
         if self.chain.supports(case.rows, case.base_logits):
@@ -223,7 +231,8 @@ def stacked(case: Case, world: int) -> Case:
         storage = torch.empty(world * entries, dtype=tensor.dtype, device=tensor.device)
         return storage.as_strided((world, *tensor.shape), (entries, *tensor.stride()), tensor.storage_offset())
 
-    made = case.replace(logits_cache=every_rank(case.logits_cache), draft_tokens=every_rank(case.draft_tokens))
+    cache = None if case.logits_cache is None else every_rank(case.logits_cache)
+    made = case.replace(logits_cache=cache, draft_tokens=every_rank(case.draft_tokens))
     made.poison()
     return made
 
@@ -235,7 +244,10 @@ def check_noise(product: Product, device: torch.device, *, batches: int, seed: i
     """Noise of random samples and vocabulary shards, to the bit; what must stay untouched stays so."""
     config, draw = product.config, product.module("noise").draw_noise
     rng = random.Random(seed)
-    steps, vocab = config.NUM_STEPS, config.VOCAB_SIZE
+    steps, vocab = config.NUM_STEPS, config.DRAFT_VOCAB_SIZE
+    d2t = draft_map(product, device, seed=seed)
+    ids = torch.arange(vocab, device=device) + (0 if d2t is None else d2t)
+    mapped = {} if d2t is None else {"target_ids": ids.int()}
     compared = 0
     for batch in range(batches):
         rows = 1 + batch % config.MAX_ROWS
@@ -259,16 +271,18 @@ def check_noise(product: Product, device: torch.device, *, batches: int, seed: i
             num_samples=samples,
             vocab_start=start,
             width=width,
+            **mapped,
         )
         for sample, state in enumerate(states):
-            where = f"batch {batch}, sample {sample}, ids {start} to {start + width - 1}"
+            where = f"batch {batch}, sample {sample}, draft ids {start} to {start + width - 1}"
             if state < 0 or heats[state] == 0.0:
                 if not bool((out[sample] == POISON_LOGIT).all()):
                     raise CheckFailed({"noise": f"{where}: expected an unused row untouched"})
                 continue
             mixed = seeds[state] ^ ((sample % steps) << 32) if config.STEP_MIX else seeds[state]
             key = positions[sample] - 1 + config.DRAFT_SALT
-            want = engine_math.noise(mixed, key, start + width, device)[start:]
+            every = gumbel(mixed, key, config.VOCAB_SIZE, device, scheme=config.NOISE_SCHEME)
+            want = every[ids[start : start + width]]
             if not same_bits(out[sample, :width], want):
                 column = int(torch.nonzero(out[sample, :width] != want)[0])
                 got = f"{float(out[sample, column])!r}, expected {float(want[column])!r}"
@@ -312,11 +326,12 @@ def check_step_loop(subject: Subject, *, rows: Sequence[int], seed: int) -> dict
             EagerLoop(eager)()
             step.sample(*mine.call_arguments, query_per_row=mine.query_per_row)
             tokens = int((mine.draft_tokens[:count] != eager.draft_tokens[:count]).sum())
-            if tokens or not same_bits(mine.logits_cache, eager.logits_cache):
+            equal = same_cache(mine.logits_cache, eager.logits_cache)
+            if tokens or not equal:
                 subject.failures["step"] = (
                     f"base {subject.base}, cache {subject.cache}, {count} rows, layout {layout}: {tokens} of "
                     f"{count * case.num_steps} tokens differ from the eager loop's; caches "
-                    f"{'equal' if same_bits(mine.logits_cache, eager.logits_cache) else 'differ'}"
+                    f"{'equal' if equal else 'differ'}"
                 )
     return subject.conclude({"rows": list(rows), "layouts": ["plain", "odd"]})
 
@@ -339,13 +354,18 @@ def compare(subject: Subject, case: Case, name: str) -> None:
     for kernel, sample in subject.samplers(case):
         got = case.with_fresh_outputs()
         sample(got)
-        if torch.equal(got.draft_tokens, want_tokens) and same_bits(got.logits_cache, want_cache):
+        if torch.equal(got.draft_tokens, want_tokens) and same_cache(got.logits_cache, want_cache):
             continue
         reason = why_unequal(case, got.draft_tokens, got.logits_cache)
         subject.failures[kernel] = (
             f"base {subject.base}, cache {subject.cache}, {case.rows} rows, {name}: "
             f"{reason or 'a second comparison finds no difference: the oracle is not stable'}"
         )
+
+
+def same_cache(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    """Whether two logits caches are equal to the bit; None stands for greedy drafts, which have none."""
+    return left is right if left is None or right is None else same_bits(left, right)
 
 
 def make_case(subject: Subject, rows: int, *, seed: int, **options: Any) -> Case:
@@ -362,7 +382,11 @@ def make_case(subject: Subject, rows: int, *, seed: int, **options: Any) -> Case
         cache_dtype=DTYPES[subject.cache],
         device=subject.device,
         weights=subject.weights,
+        draft_vocab_size=None if subject.d2t is None else config.DRAFT_VOCAB_SIZE,
+        d2t=subject.d2t,
         sampling_limit=config.SAMPLING_LIMIT,
+        transform=Transform.of(config),
+        noise_scheme=config.NOISE_SCHEME,
         **options,
     ).replace(draft_salt=config.DRAFT_SALT, step_mix=config.STEP_MIX)
 
@@ -450,7 +474,7 @@ SPOILERS = (_ties, _flat, _negative, _nan, _all_nan, _masked, _almost_masked, _i
 def directed_cases(subject: Subject, seed: int) -> Iterator[tuple[str, Case]]:
     """Named cases of trouble that is known from other samplers."""
     rows = subject.product.config.MAX_ROWS
-    vocab = subject.product.config.VOCAB_SIZE
+    vocab = subject.product.config.DRAWN_COLUMNS
     rng = random.Random(seed)
     every = slice(None)
 
@@ -597,9 +621,10 @@ def check_graph(
             first, *others = (captured.case for captured in graphs)
             for other in others:
                 different += (first.draft_tokens != other.draft_tokens).sum()
-                # Bits, so that NaN equals NaN.
-                kind = torch.int16 if first.logits_cache.element_size() == 2 else torch.int32
-                different += (first.logits_cache.view(kind) != other.logits_cache.view(kind)).sum()
+                if first.logits_cache is not None and other.logits_cache is not None:
+                    # Bits, so that NaN equals NaN.
+                    kind = torch.int16 if first.logits_cache.element_size() == 2 else torch.int32
+                    different += (first.logits_cache.view(kind) != other.logits_cache.view(kind)).sum()
     kernels = sorted({captured.kernel for captured in graphs})
     if int(different) and not subject.failures:
         text = f"{int(different)} values differ between {' and '.join(kernels)} over {replays} replays"
@@ -627,7 +652,8 @@ def _mappings(case: Case, rng: random.Random, count: int) -> torch.Tensor:
 
 def _refill(case: Case, generator: torch.Generator, mapping: torch.Tensor) -> None:
     """New inputs in the captured tensors. Runs on the device without waiting for it. mapping: int64 [rows * N]."""
-    rows, steps, vocab = case.base_logits.shape
+    rows, steps, _ = case.base_logits.shape
+    vocab = case.vocab_size
     case.base_logits.normal_(0.0, 3.0, generator=generator)
     case.input_ids.random_(0, vocab, generator=generator)
     case.sample_pos.random_(1, 100_000, generator=generator)
@@ -642,7 +668,7 @@ def _refill(case: Case, generator: torch.Generator, mapping: torch.Tensor) -> No
 def _compare_replay(subject: Subject, case: Case, graphs: Sequence[Captured], replay: int) -> None:
     want_tokens, want_cache = oracle(case)
     for kernel, _, mine in graphs:
-        if not (torch.equal(mine.draft_tokens, want_tokens) and same_bits(mine.logits_cache, want_cache)):
+        if not (torch.equal(mine.draft_tokens, want_tokens) and same_cache(mine.logits_cache, want_cache)):
             reason = why_unequal(case, mine.draft_tokens, mine.logits_cache)
             subject.failures.setdefault(kernel, f"graph replay {replay}: {reason}")
 
@@ -652,12 +678,9 @@ def _compare_replay(subject: Subject, case: Case, graphs: Sequence[Captured], re
 
 def provoke_timeout(product: Product, device: torch.device, *, timeout_ms: int) -> dict[str, Any]:
     """Let the chain wait for a CTA that does not exist. Loses this process's CUDA context: run it in one of its own."""
-    config = product.config
     launch = product.module("launch")
-    base, cache = config.BASE_DTYPES[0], config.CACHE_DTYPES[0]
-    weights = exact_weights(config.VOCAB_SIZE, config.RANK_DIM, seed=1, device=device)
-    sampler = launch.ChainSampler(*weights, max_reqs=MAX_REQS, cache_dtype=DTYPES[cache], timeout_ms=timeout_ms)
-    subject = Subject(product, base, cache, device, weights)
+    subject = exact_subject(product, *dtype_pairs(product)[0], device, seed=1)
+    sampler = launch.ChainSampler(*subject.weights, **subject.sampler_options(), timeout_ms=timeout_ms)
     case = make_case(subject, 1, seed=2)
     sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
     sampler.synchronize()
@@ -690,20 +713,32 @@ def provoke_timeout(product: Product, device: torch.device, *, timeout_ms: int) 
 
 def exact_subject(product: Product, base: str, cache: str, device: torch.device, *, seed: int) -> Subject:
     """A subject whose dot products are exact in fp32, so that results do not depend on the order of sums."""
-    config = product.config
-    return Subject(
-        product, base, cache, device, exact_weights(config.VOCAB_SIZE, config.RANK_DIM, seed=seed, device=device)
-    )
+    config, d2t = product.config, draft_map(product, device, seed=seed)
+    drafts = config.DRAFT_VOCAB_SIZE
+    weights = exact_weights(config.VOCAB_SIZE, config.RANK_DIM, seed=seed, device=device, draft_vocab_size=drafts)
+    return Subject(product, base, cache, device, weights, d2t)
 
 
 def random_subject(product: Product, base: str, cache: str, device: torch.device, *, seed: int) -> Subject:
     """A subject with normally distributed weights."""
+    config, d2t = product.config, draft_map(product, device, seed=seed)
+    drafts = None if d2t is None else config.DRAFT_VOCAB_SIZE
+    shape = (config.VOCAB_SIZE, config.RANK_DIM, 1, 1)
+    drawn = random_case(*shape, seed=seed, device=device, draft_vocab_size=drafts, d2t=d2t)
+    return Subject(product, base, cache, device, (drawn.embed_weight, drawn.head_weight), d2t)
+
+
+def draft_map(product: Product, device: torch.device, *, seed: int) -> torch.Tensor | None:
+    """A d2t map out of order, int64 [DRAFT_VOCAB_SIZE]; None for a model without one."""
     config = product.config
-    drawn = random_case(config.VOCAB_SIZE, config.RANK_DIM, 1, 1, seed=seed, device=device)
-    return Subject(product, base, cache, device, (drawn.embed_weight, drawn.head_weight))
+    if not config.D2T:
+        return None
+    generator = torch.Generator(device).manual_seed(seed)
+    chosen = torch.randperm(config.VOCAB_SIZE, generator=generator, device=device)[: config.DRAFT_VOCAB_SIZE]
+    return chosen - torch.arange(config.DRAFT_VOCAB_SIZE, device=device)
 
 
 def dtype_pairs(product: Product) -> Sequence[tuple[str, str]]:
-    """Every (base dtype, cache dtype) that the model's kernels take."""
+    """Every (base dtype, cache dtype) that the model's kernels take; the cache's is "none" for greedy drafts."""
     config = product.config
-    return [(base, cache) for base in config.BASE_DTYPES for cache in config.CACHE_DTYPES]
+    return [(base, cache) for base in config.BASE_DTYPES for cache in config.CACHE_DTYPES or ("none",)]
