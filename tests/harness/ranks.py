@@ -3,14 +3,16 @@
     python -m tests.harness.ranks --world 2 --batches 1000 --replays 10000
     python -m tests.harness.ranks --world 8 --emulated
 
-Every phase runs in processes of its own, because some end in a trap, and is bounded by a time. The weights have exact dot
-products, so that every rank's tokens and whole cache equal the oracle's of the whole vocabulary to the bit. Prints a summary
-as JSON; the exit code is 0 when every phase did what it must.
+Every phase runs in processes of its own, because some end in a trap, and is bounded by a time. All phases compile side by
+side, then have the GPUs to themselves, one after another. The weights have exact dot products, so that every rank's tokens
+and whole cache equal the oracle's of the whole vocabulary to the bit. Prints a summary as JSON; the exit code is 0 when every
+phase did what it must.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import logging
@@ -18,8 +20,9 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -38,8 +41,9 @@ from .checks import CheckFailed, EmulatedSubject, RankSubject, Subject
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.harness.ranks"
 SEED = 29
-COLLECTIVE_SECONDS = 60  # a rank that is gone ends the others' collectives
+COLLECTIVE_SECONDS = 120  # a rank that is gone ends the others' collectives
 PHASE_SECONDS = 300.0
+PREPARE_SECONDS = 300.0
 GRACE_SECONDS = 30.0  # for the other processes once one has ended, in a phase where it must not
 POLL_SECONDS = 0.1
 MARGIN_MS = 3_000  # beyond timeout_ms: until CUDA has reported the trap to the host
@@ -129,8 +133,11 @@ class ShardSubject(RankSubject):
         yield "chain", sample
 
 
+Phase = Generator[None, None, dict[str, Any]]
+
+
 class Run:
-    """One process of a phase."""
+    """One process of a phase. A phase prepares, yields once everything is compiled, and returns what it covered."""
 
     def __init__(self, task: Task) -> None:
         from dsparkgen.gpu import load_product
@@ -138,7 +145,9 @@ class Run:
         self.task = task
         self.product = load_product(Path(task.generated), task.model)
         self.place = join(task)
-        self.launch = self.product.module("launch")
+        self.launch, self.chain = self.product.module("launch"), self.product.module("chain")
+        # Samplers of one process share what is compiled, not the memory.
+        self.chain.compile_chain = functools.cache(self.chain.compile_chain)
 
     def pairs(self) -> Sequence[tuple[str, str]]:
         """The dtypes of base logits and cache to run with: every cache dtype with the first base dtype, and the others once."""
@@ -159,14 +168,17 @@ class Run:
         return RankSubject.of(exact, self.place.group)
 
     def sampler(self, **options: Any) -> tuple[Any, Subject]:
-        """A warm sampler of this rank for the first dtypes, and what it runs on."""
+        """A compiled sampler of this rank for the first dtypes, and what it runs on."""
         subject = self.exact(*self.pairs()[0])
         fixed = {"max_reqs": checks.MAX_REQS, "cache_dtype": checks.DTYPES[subject.cache]}
         fixed |= {"group": self.place.group, "timeout_ms": self.task.timeout_ms}
-        sampler = self.launch.ChainSampler(*subject.weights, **(fixed | options))
+        return self.launch.ChainSampler(*subject.weights, **(fixed | options)), subject
+
+    def warm(self, sampler: Any, subject: Subject) -> None:
+        """A good launch of every build and one call, so that what follows is the wait alone."""
         sampler.warmup()
+        self.sample(sampler, subject)
         self.place.meet()
-        return sampler, subject
 
     def sample(self, sampler: Any, subject: Subject, rows: int = 1, **options: Any) -> None:
         """One call, waited for."""
@@ -176,10 +188,10 @@ class Run:
 
     # ---- phases that end well
 
-    def agree(self) -> dict[str, Any]:
+    def agree(self) -> Phase:
         """Set-ups that fail on one rank: None on every rank, logged once; then one that succeeds."""
-        subject = self.exact(*self.pairs()[0])
-        chain = self.product.module("chain")
+        subject = self.sampler()[1]
+        yield
         memory = self.product.device_module("rank_memory")
         symmetric = importlib.import_module("torch.distributed._symmetric_memory")
 
@@ -189,7 +201,7 @@ class Run:
         mine = self.place.last
         failing: dict[str, tuple[Any, dict[str, Any], str]] = {
             "compile": (
-                mock.patch.object(chain, "compile_chain", broken) if mine else None,
+                mock.patch.object(self.chain, "compile_chain", broken) if mine else None,
                 {},
                 "RuntimeError: provoked",
             ),
@@ -226,27 +238,34 @@ class Run:
         made.warmup()
         return found
 
-    def bitwise(self) -> dict[str, Any]:
+    def bitwise(self) -> Phase:
         """Random batches of 1 to the most rows, shared out over the dtypes, and inputs of known trouble."""
-        pairs, found = self.pairs(), {}
-        for base, cache in pairs:
-            subject = self.subject(base, cache)
+        subjects = [self.subject(*pair) for pair in self.pairs()]
+        shards = None if self.task.emulated else ShardSubject.of(self.exact(*self.pairs()[0]), self.place.group)
+        for subject in filter(None, [*subjects, shards]):
+            subject.chain.compile()
+        yield
+        found = {}
+        for subject in subjects:
             subject.chain.warmup()
-            batches = -(-self.task.batches // len(pairs))
-            found[f"{base}/{cache}"] = checks.check_bitwise(subject, batches=batches, seed=SEED)
+            batches = -(-self.task.batches // len(subjects))
+            found[f"{subject.base}/{subject.cache}"] = checks.check_bitwise(subject, batches=batches, seed=SEED)
             checks.check_directed(subject, seed=DIRECTED_SEED)
-        if not self.task.emulated:
-            shards = ShardSubject.of(self.exact(*pairs[0]), self.place.group)
+        if shards is not None:
             found["shards"] = checks.check_bitwise(shards, batches=-(-self.task.batches // 10), seed=SEED + 1)
         return found
 
-    def graph(self) -> dict[str, Any]:
+    def graph(self) -> Phase:
         """A captured graph replayed while the ranks are delayed, each replay and rank differently."""
+        subjects = [self.subject(*pair) for pair in self.pairs()[:2]]
+        for subject in subjects:
+            subject.chain.compile()
+        yield
         found = {}
-        for base, cache in self.pairs()[:2]:
-            subject = self.subject(base, cache)
-            replays = -(-self.task.replays // 2)
-            found[f"{base}/{cache}"] = checks.check_graph(subject, replays=replays, seed=SEED, before_replay=self.delay)
+        for subject in subjects:
+            amount = {"replays": -(-self.task.replays // len(subjects)), "seed": SEED}
+            name = f"{subject.base}/{subject.cache}"
+            found[name] = checks.check_graph(subject, **amount, before_replay=self.delay)
         return found
 
     def delay(self, replay: int) -> None:
@@ -257,19 +276,21 @@ class Run:
 
     # ---- phases in which a rank gives up
 
-    def late(self) -> dict[str, Any]:
+    def late(self) -> Phase:
         """The last rank launches too late: every rank ends with the error, none hangs."""
         sampler, subject = self.sampler()
+        yield
+        self.warm(sampler, subject)
         if self.place.last:
             time.sleep(LATE_FACTOR * self.task.timeout_ms / 1000)
         # The late rank finds the records of position 0 that the others left before they gave up, and waits for later ones.
         return self.expect_timeout(lambda: self.sample(sampler, subject), position=None if self.place.last else 0)
 
-    def killed(self) -> dict[str, Any]:
+    def killed(self) -> Phase:
         """The last rank dies between two launches."""
         sampler, subject = self.sampler()
-        self.sample(sampler, subject)
-        self.place.meet()
+        yield
+        self.warm(sampler, subject)
         if self.place.last:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.expect_timeout(lambda: self.sample(sampler, subject), position=0)
@@ -288,35 +309,35 @@ class Run:
             return {"ms": round(took), "message": str(error)}
         raise CheckFailed({"chain": "expected ChainTimeoutError, got results"})
 
-    def differ_rows(self) -> dict[str, Any]:
+    def differ_rows(self) -> Phase:
         """A debugging build finds that the ranks launch for different row counts."""
-        return self.expect_difference("rows", (1, 2), lambda s, x: self.sample(s, x, rows=2 if self.place.last else 1))
-
-    def differ_shape(self) -> dict[str, Any]:
-        """A debugging build finds that the ranks' batches have different shapes."""
-        steps = self.product.config.NUM_STEPS
-        return self.expect_difference(
-            "batch shape", None, lambda s, x: self.sample(s, x, query_per_row=steps - self.place.last)
-        )
-
-    def expect_difference(
-        self, what: str, values: tuple[int, int] | None, act: Callable[[Any, Subject], None]
-    ) -> dict[str, Any]:
-        """The error that names the difference on the ranks that find it; a peer of theirs may run into its timeout."""
         sampler, subject = self.sampler(check_ranks=True)
-        self.sample(sampler, subject)
-        self.place.meet()
+        yield
+        self.warm(sampler, subject)
+        rows = 2 if self.place.last else 1
+        return self.expect_difference("rows", lambda: self.sample(sampler, subject, rows=rows))
+
+    def differ_shape(self) -> Phase:
+        """A debugging build finds that the ranks' batches have different shapes."""
+        sampler, subject = self.sampler(check_ranks=True)
+        yield
+        self.warm(sampler, subject)
+        distance = self.product.config.NUM_STEPS - self.place.last
+        return self.expect_difference("batch shape", lambda: self.sample(sampler, subject, query_per_row=distance))
+
+    def expect_difference(self, what: str, act: Callable[[], None]) -> dict[str, Any]:
+        """The error that names the difference on the ranks that find it; a peer of theirs may run into its timeout."""
         try:
-            act(sampler, subject)
+            act()
         except self.launch.RanksDifferError as error:
-            if error.what != what or (values is not None and {error.expected, error.given} != set(values)):
-                raise CheckFailed({"chain": f"expected {what} {values} to differ, got: {error}"}) from error
-            return {"message": str(error)}
+            if error.what != what or error.rank != self.place.rank or error.expected == error.given:
+                raise CheckFailed({"chain": f"expected the {what} to differ, got: {error}"}) from error
+            return {"found": True, "message": str(error)}
         except self.launch.ChainTimeoutError as error:
-            return {"message": str(error)}
+            return {"found": False, "message": str(error)}
         raise CheckFailed({"chain": "expected RanksDifferError, got results"})
 
-    def lone(self) -> dict[str, Any]:
+    def lone(self) -> Phase:
         """One rank of several, on this GPU with buffers for all of them, whose peers never launch."""
         memory = self.product.device_module("rank_memory")
         group = self.product.device_module("rank_group").RankGroup(None)
@@ -332,14 +353,17 @@ class Run:
         with mock.patch.object(memory, "share_buffer", buffers):
             chosen = options(checks.MAX_REQS, checks.DTYPES[subject.cache], timeout_ms=self.task.timeout_ms)
             sampler._set_up(group, share, *subject.weights, None, chosen)
+        yield
         case = checks.make_case(subject, 1, seed=SEED)
         sampler.draw_noise(case.idx_mapping, case.sample_pos, case.temperature, case.seeds, 1)
         torch.cuda.synchronize()  # compiled: what follows is the wait alone
         return self.expect_timeout(lambda: self.sample(sampler, subject), position=0)
 
-    def grid(self) -> dict[str, Any]:
+    def grid(self) -> Phase:
         """A launch that waits for a CTA too many."""
         subject = self.subject(*self.pairs()[0])
+        subject.chain.compile()
+        yield
         subject.chain.warmup()
         case = checks.stacked(checks.make_case(subject, 1, seed=SEED), self.task.world)
         variant, arguments = subject.chain.prepare(1, *case.call_arguments, case.query_per_row)
@@ -380,69 +404,105 @@ def logged() -> Iterator[list[str]]:
 
 def work(task: Task) -> dict[str, Any]:
     """Do a process's part of a phase; what it covered, or how it failed."""
-    started = time.monotonic()
+    from dsparkgen.workers import wait_for_go
+
     found: dict[str, Any] = {"rank": task.rank, "covered": None, "failure": None}
+    started = time.monotonic()
     try:
         with torch.inference_mode():
-            run = Run(task)
-            found["covered"] = getattr(run, task.phase)()
+            phase: Phase = getattr(Run(task), task.phase)()
+            next(phase)
+            wait_for_go()
+            started = time.monotonic()
+            next(phase)
+    except StopIteration as end:
+        found["covered"] = end.value
     except Exception as error:
         found["failure"] = f"{type(error).__name__}: {error}"
     return found | {"seconds": round(time.monotonic() - started, 1)}
 
 
-def run_phase(task: Task, seconds: float) -> dict[str, Any]:
-    """Start a phase's processes, wait at most so long, and sum up what they printed."""
-    from dsparkgen.workers import Ended, Worker
+class Processes:
+    """The processes of one phase: started, then let go, then waited for, each step bounded."""
 
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        store = str(Path(folder) / "store")
-        tasks = [replace(task, store=store, rank=rank) for rank in range(1 if task.emulated else task.world)]
+    def __init__(self, task: Task, folder: Path, seconds: float) -> None:
+        from dsparkgen.workers import Worker
+
+        self.task = task
+        store = str(folder / task.phase)
+        self.tasks = [replace(task, store=store, rank=rank) for rank in range(1 if task.emulated else task.world)]
         # Multicast is not used; torch would bind it where it can.
         environment = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-        workers = [Worker(MODULE, asdict(one), seconds=seconds, environment=environment) for one in tasks]
+        self.workers = [Worker(MODULE, asdict(one), seconds=seconds, environment=environment) for one in self.tasks]
 
-        done = [False] * len(workers)
+    def run(self, seconds: float) -> dict[str, Any]:
+        """Let all go once all have prepared; what the ranks found, and whether it is what the phase must end with."""
+        from dsparkgen.workers import WorkerFailed
 
-        def finish(place: int) -> Ended:
-            ended = workers[place].finish()
-            done[place] = True
-            if task.phase not in DEADLY and ended.code != 0:
-                # It has ended before the others could know: they may have collectives and launches that wait for it.
+        started = time.monotonic()
+        clock = threading.Timer(seconds, self.kill)
+        clock.daemon = True
+        try:
+            for worker in self.workers:
+                worker.wait_ready()
+            started = time.monotonic()
+            clock.start()
+            for worker in self.workers:
+                worker.go()
+        except WorkerFailed:
+            pass  # `finish` says how each has ended
+        ranks = self._finish()
+        clock.cancel()
+        passed = all(rank["failure"] is None for rank in ranks)
+        if passed and self.task.phase.startswith("differ"):
+            passed = any(rank["covered"]["found"] for rank in ranks)
+        return {"passed": passed, "seconds": round(time.monotonic() - started, 1), "ranks": ranks}
+
+    def kill(self) -> None:
+        """End all processes now."""
+        for worker in self.workers:
+            worker.kill()
+
+    def _finish(self) -> list[dict[str, Any]]:
+        done = [False] * len(self.workers)
+
+        def finish(rank: int) -> dict[str, Any]:
+            worker, phase = self.workers[rank], self.task.phase
+            ended = worker.finish()
+            done[rank] = True
+            if phase in DEADLY and rank == len(self.workers) - 1:
+                right = ended.code == DEADLY[phase]
+                failure = None if right else f"expected exit code {DEADLY[phase]}, got: {worker.ending(ended.code)}"
+                return {"rank": rank, "covered": {"killed": right}, "failure": failure}
+            if ended.code != 0:
+                # The others may have collectives and launches that wait for it.
                 grace = time.monotonic() + GRACE_SECONDS
                 while not all(done) and time.monotonic() < grace:
                     time.sleep(POLL_SECONDS)
-                for other in workers:
-                    other.kill()
-            return ended
+                self.kill()
+            if ended.lines:
+                return ended.lines[-1]
+            return {"rank": rank, "covered": None, "failure": worker.ending(ended.code)}
 
-        with ThreadPoolExecutor(len(workers)) as pool:
-            ended = list(pool.map(finish, range(len(workers))))
-    ranks: list[dict[str, Any]] = []
-    for rank, (worker, end) in enumerate(zip(workers, ended, strict=True)):
-        dies = not task.emulated and rank == task.world - 1 and task.phase in DEADLY
-        if dies:
-            right = end.code == DEADLY[task.phase]
-            failure = None if right else f"expected exit code {DEADLY[task.phase]}, got {worker.ending(end.code)}"
-            ranks.append({"rank": rank, "covered": {"killed": right}, "failure": failure})
-        elif end.lines:
-            ranks.append(end.lines[-1])
-        else:
-            ranks.append({"rank": rank, "covered": None, "failure": worker.ending(end.code)})
-    passed = all(rank["failure"] is None for rank in ranks)
-    if task.phase.startswith("differ") and passed:
-        passed = any("ranks of a chain launch differ" in rank["covered"]["message"] for rank in ranks)
-    return {"passed": passed, "seconds": round(time.monotonic() - started, 1), "ranks": ranks}
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            return list(pool.map(finish, range(len(self.workers))))
 
 
 def run_phases(task: Task, phases: Sequence[str], *, seconds: float = PHASE_SECONDS) -> dict[str, Any]:
-    """Every phase in turn, whatever the one before came to."""
+    """Every phase in turn, whatever the one before came to. `seconds` bounds each phase, once it has prepared."""
     found: dict[str, Any] = {}
-    for phase in phases:
-        found[phase] = run_phase(replace(task, phase=phase), seconds)
-        verdict = "passed" if found[phase]["passed"] else "FAILED"
-        print(f"{phase}: {verdict} in {found[phase]['seconds']} s", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        # A worker's whole life: preparing, and waiting for its turn.
+        life = PREPARE_SECONDS + seconds * len(phases)
+        started = {phase: Processes(replace(task, phase=phase), Path(folder), life) for phase in phases}
+        try:
+            for phase, processes in started.items():
+                found[phase] = processes.run(seconds)
+                verdict = "passed" if found[phase]["passed"] else "FAILED"
+                print(f"{phase}: {verdict} in {found[phase]['seconds']} s", file=sys.stderr, flush=True)
+        finally:
+            for processes in started.values():
+                processes.kill()
     how = "emulated" if task.emulated else "real"
     summary = {"world": task.world, "ranks": how, "model": task.model, "timeout_ms": task.timeout_ms}
     return summary | {"passed": all(one["passed"] for one in found.values()), "phases": found}
