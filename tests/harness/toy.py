@@ -23,6 +23,7 @@ def toy_spec(
     vocabulary: dict[str, Any] | None = None,
     noise: dict[str, Any] | None = None,
     logits: dict[str, Any] | None = None,
+    draft: dict[str, Any] | None = None,
     kernels: tuple[str, ...] = ("noise", "fused"),
 ) -> ModelSpec:
     """A valid spec for some kernels; the dictionaries add to or replace keys of their tables."""
@@ -32,7 +33,7 @@ def toy_spec(
             "model": {"name": "toy", "title": "Toy"},
             "vocabulary": {"target": vocab_size, **(vocabulary or {})},
             "markov": {"rank_dim": rank_dim},
-            "draft": {"num_steps": num_steps},
+            "draft": {"num_steps": num_steps, **(draft or {})},
             "logits": {"base_dtypes": ("bf16", "fp32"), "cache_dtypes": ("bf16", "fp32"), **(logits or {})},
             "noise": noise or {},
             "parallel": {"tp": (1,)},
