@@ -19,6 +19,7 @@ from cutlass.cute.runtime import make_fake_stream
 
 from .._device import chain_agree, chain_head, chain_inputs, chain_ranks, chain_scores, chain_tiles, exchange, head_tiles
 from .._device import keys, mailbox, plan_line, ptx
+from .._device.kernel_image import Description, LaunchShape, parameters
 from .._device.plan_line import PlanLine
 from . import config
 from .config import DTYPE_BYTES, ID_BITS, NUM_STEPS, RANK_DIM, VOCAB_SIZE
@@ -121,6 +122,14 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         self.threads = line.warps * LANES
         # Half an SM's registers leave room for a kernel beside it: the head's loading then overlaps with the kernel ahead.
         self.blocks_per_sm = 2 if pdl and not self.residency.register_tiles else 1
+
+    def describe(self) -> Description:
+        """What a host must know to launch this build without this module."""
+        ctas = self.line.ctas * (self.world if self.emulated else 1)
+        # The exchange needs every CTA resident: a cooperative launch is refused where they are not. A kernel overlaps the one before
+        # it without that attribute only; the launcher then checks residency.
+        shape = LaunchShape((ctas, 1, 1), self.threads, self.shared.total, cooperative=not self.pdl, pdl=self.pdl)
+        return Description(parameters(ARGUMENTS, NARROW), shape, {"records_words": records_words(self.line, self.world)})
 
     # ---- a tile's 16 entries of each row: cache and candidates
 
@@ -312,14 +321,10 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
             mailbox, staging, staging_bytes, batch_shape, base_rank_stride, noise_rank_stride, cache_rank_stride,
             token_rank_stride,
         )  # fmt: skip
+        shape = self.describe().shape
         self.kernel(arguments).launch(
-            grid=[self.line.ctas * (self.world if self.emulated else 1), 1, 1],
-            block=[self.threads, 1, 1],
-            smem=self.shared.total,
-            stream=stream,
-            cooperative=not self.pdl,  # the exchange needs every CTA resident: the driver refuses a grid that is not
-            use_pdl=self.pdl,  # overlaps the kernel before only without that attribute; the launcher then checks residency
-            min_blocks_per_mp=self.blocks_per_sm,
+            grid=list(shape.grid), block=[shape.block, 1, 1], smem=shape.shared, stream=stream, cooperative=shape.cooperative,
+            use_pdl=shape.pdl, min_blocks_per_mp=self.blocks_per_sm,
         )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from cutlass import Float32, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_fake_stream
 
 from .._device import keys, ptx, step_fill, step_math, step_memory, step_rows, step_scan, step_tail
+from .._device.kernel_image import Description, LaunchShape, parameters
 from . import config
 from .config import NUM_STEPS
 
@@ -133,6 +134,10 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         self.shared_bytes = shared_bytes(block)
         step_scan.Scan.__init__(self, config, base_dtype, cache_dtype, vector, threads, block // (threads * step_scan.ENTRIES))
         step_tail.Tail.__init__(self, config, pdl)
+
+    def launch_shape(self) -> LaunchShape:
+        """How it is launched: an empty shard has a block too, which writes its packets."""
+        return LaunchShape((("width", self.block), "rows", 1), self.threads, self.shared_bytes, cooperative=False, pdl=self.pdl)
 
     @cute.kernel
     def kernel(
@@ -344,6 +349,22 @@ def compile_cache_fill(
 ):
     """Compiles cache_fill; it takes FILL_ARGUMENTS, then a stream. `vector`: as for step, of shards and cache."""
     return _compile(step_fill.FillKernel(config, cache_dtype, vector, pdl), FILL_ARGUMENTS, arch, options)
+
+
+def describe(build: Any) -> Description:
+    """What a host must know to launch a build, step_call.Build, without this module."""
+    kernel, names = {
+        "anchor": lambda: (step_rows.AnchorKernel(config, build.pdl), ANCHOR_ARGUMENTS),
+        "step": lambda: (
+            StepKernel(build.block, build.base, build.cache, build.sharded, build.vector, build.pdl),
+            STEP_ARGUMENTS,
+        ),
+        "pick": lambda: (step_rows.PickKernel(config, build.pdl), PICK_ARGUMENTS),
+        "fill": lambda: (step_fill.FillKernel(config, build.cache, build.vector, build.pdl), FILL_ARGUMENTS),
+    }[build.kernel]()
+    # The grid's size is no parameter of the kernel.
+    grid = ("rows", "world") if build.kernel == "fill" else ("rows",)
+    return Description(parameters([name for name in names if name not in grid], NARROW), kernel.launch_shape(), {})
 
 
 def compile_builds() -> dict[str, tuple[Callable[[str, str], Any], int]]:
