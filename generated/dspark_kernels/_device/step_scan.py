@@ -54,7 +54,8 @@ class Scan:
         self.maps_ids, self.vocab_size, self.sampling_limit = config.D2T, config.VOCAB_SIZE, config.SAMPLING_LIMIT
         self.staged_words = ENTRIES * self.base_bytes // FP32_BYTES + PAIRS  # base logits and biases of one turn
         self.most_turns = most_turns
-        self.depth = min(most_turns, MOST_DEPTH if vector else 1)  # addresses of single entries leave no registers for more
+        # Addresses of single entries and target ids leave no registers for more than one.
+        self.depth = min(most_turns, MOST_DEPTH if vector and not self.maps_ids else 1)
 
     # ---- columns and their inputs
 
