@@ -15,6 +15,7 @@ NAN_ORDER_64 = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 PAD_ORDER_64 = tl.constexpr(-0x8000000000000000)
 # Above every token id: what loses when the lowest id wins.
 LARGEST_ID = tl.constexpr(0x7FFFFFFF)
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)  # of fp32
 # Below this |x| the series of tanh is exact to fp64; above it, 1 - exp(-2 |x|) loses few bits.
 TANH_SERIES = tl.constexpr(0.02)
 
@@ -81,8 +82,8 @@ def interpreted_product(left, right):
 
 @triton.jit
 def compiled_tanh(x):
-    """tanh of fp32 by libdevice, which is torch's on a GPU."""
-    return libdevice.tanh(x)
+    """tanh of fp32 by libdevice, which is torch's on a GPU but that it flushes subnormal numbers, whose tanh they are themselves."""
+    return tl.where(tl.abs(x) < SMALLEST_NORMAL, x, libdevice.tanh(x))
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from . import ptx, step_memory
+from .kernel_image import LaunchShape
 
 THREADS = 256
 ENTRIES = 8  # columns that a thread copies at a time
@@ -87,6 +88,10 @@ class Fill:
 
 class FillKernel(Fill):
     """The cache of every row and position from the ranks' flat shards."""
+
+    def launch_shape(self) -> LaunchShape:
+        """How it is launched."""
+        return LaunchShape((self.parts, self.num_steps, "rows"), THREADS, 0, cooperative=False, pdl=self.pdl)
 
     @cute.kernel
     def kernel(

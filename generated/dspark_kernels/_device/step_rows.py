@@ -4,11 +4,20 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from . import ptx, step_tail
+from .kernel_image import LaunchShape
 
 LANES = 32
 
 
-class AnchorKernel(step_tail.Tail):
+class RowKernel(step_tail.Tail):
+    """A kernel of one warp a request row."""
+
+    def launch_shape(self) -> LaunchShape:
+        """How it is launched."""
+        return LaunchShape(("rows", 1, 1), LANES, 0, cooperative=False, pdl=self.pdl)
+
+
+class AnchorKernel(RowKernel):
     """Embeddings of the anchors, and the scratch of their rows zeroed. One warp a row."""
 
     @cute.kernel
@@ -40,7 +49,7 @@ class AnchorKernel(step_tail.Tail):
         )
 
 
-class PickKernel(step_tail.Tail):
+class PickKernel(RowKernel):
     """The winner of each row from the packets of all ranks. One warp a row."""
 
     @cute.kernel
