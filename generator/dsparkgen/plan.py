@@ -227,6 +227,9 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
     chunks = spec.markov.rank_dim // CHUNK_DIMS
     fewer = FEWER_REGISTER_CHUNKS.get(device.arch, 0)
     budget = REGISTER_CHUNKS - (2 * fewer if line.row_slots == WIDE_ROWS else fewer)
+    # A wide build's tanh, or its target ids, takes registers of its own; where everything stays on the chip, those of a second tile.
+    busy = line.row_slots == WIDE_ROWS and (spec.logits.transform.placement != "none" or spec.vocabulary.d2t)
+    budget -= SPARE_CHUNKS if busy else 0
     ahead = min(STAGED_TILES[line.row_slots], -(-line.tiles // line.warps))
 
     def fits(x: Any) -> bool:
@@ -238,7 +241,7 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
     # Where everything stays on the chip anyway, few register tiles do: no more than every warp has, and some chunks fewer. They come in
     # one after the other, so the second one waits for the first; and with more of them the compiler spills.
     most = min(-(-budget // chunks), -(-line.tiles // line.warps))
-    few = max(min(most, MOST_WITHOUT_RING, line.tiles // line.warps), min(most, 1))
+    few = max(min(most, 1 if busy else MOST_WITHOUT_RING, line.tiles // line.warps), min(most, 1))
     spare = SPARE_CHUNKS * (2 if line.row_slots == WIDE_ROWS and base_dtype == "fp32" else 1)
     in_registers = min(chunks, (budget - spare) // max(few, 1))
     whole = Residency(few, in_registers, max(line.tiles - few * line.warps, 0), 0, ahead, 0)

@@ -61,7 +61,7 @@ class Agreement:
             if c.lane == 0:
                 exchange.publish(c, sequence, c.warp, hi, lo, self.tag_bits, self.stride)
             if (c.lane * LINE_BYTES < self.tile.row_bytes) & (hi != 0):
-                candidate = c.embed + Int64(keys.token_of(lo, self.id_bits)) * self.tile.row_bytes
+                candidate = c.embed + Int64(self.token_of(c, lo)) * self.tile.row_bytes
                 ptx.prefetch_l2(candidate + Int64(c.lane) * LINE_BYTES)
             if goes_on:
                 best = exchange.gather(c, sequence, step, self.gather, self.tag_bits, self.stride)
@@ -81,9 +81,9 @@ class Agreement:
     @cute.jit
     def take_winner(self, c, step: Int32, hi: Uint32, lo: Uint32):
         """The next position's embedding of the warp's row, and from CTA 0 the draft token."""
-        token = keys.token_of(lo, self.id_bits)
-        if hi == 0:  # a row slot without a row
-            token = Int32(0)
+        token = Int32(0)
+        if hi != 0:  # else a row slot without a row
+            token = self.token_of(c, lo)
         if step + 1 < self.num_steps:
             self.fetch_embedding(c, c.warp, token)
         if (c.cta == 0) & (c.lane == 0) & (c.warp < c.rows):

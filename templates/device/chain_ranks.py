@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, Uint64
 
-from . import chain_scores, exchange, keys, mailbox, plan_line, ptx, symmetric_buffer
+from . import chain_scores, exchange, mailbox, plan_line, ptx, symmetric_buffer
 
 LANES = 32
 LINE_BYTES = 128  # of L2
@@ -186,7 +186,7 @@ class Ranks:
             if c.lane == 0:
                 ptx.st_relaxed_gpu(records + Int64(c.cta) * 8, mailbox.word_of(hi, lo | tag))
             if (c.lane * LINE_BYTES < self.tile.row_bytes) & (hi != 0):
-                candidate = c.embed + Int64(keys.token_of(lo, self.id_bits)) * self.tile.row_bytes
+                candidate = c.embed + Int64(self.token_of(c, lo)) * self.tile.row_bytes
                 ptx.prefetch_l2(candidate + Int64(c.lane) * LINE_BYTES)
             if c.cta == c.warp * (self.line.ctas // self.rows):  # the row's leader
                 target = self.rank_address(c, cutlass.min(c.lane, self.world - 1)) + c.mailbox

@@ -89,6 +89,13 @@ class Scores:
                 low = keys.low_word(c.first_token + at + e, self.id_bits)
         return top, low
 
+    def token_of(self, c, low: Uint32) -> Int32:
+        """The token of a key's lower word. Keys of greedy drafts carry draft ids: of equal logits the lowest draft id wins."""
+        token = keys.token_of(low, self.id_bits)
+        if self.maps_ids and not self.draws:
+            return Int32(ptx.ldg_b32(c.target_ids + Int64(token) * ID_BYTES))
+        return token
+
     # ---- a reduced draft vocabulary
 
     def target_id(self, c, at: Int32) -> Int32:
@@ -118,7 +125,7 @@ class Scores:
         return top, low
 
     def store_entry(self, mine: Boolean, address: Int64, words, e: int) -> None:
-        """One of the lane's cache entries; `words` are packed as chain_inputs.Inputs.cache_words packs them."""
+        """One of the lane's cache entries; `words` are packed as round_logits packs them."""
         if self.cache_bytes == BF16_BYTES:
             ptx.stg_u16_if(mine, address, words[0] >> Uint32(16 * e))
         else:
