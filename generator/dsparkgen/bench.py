@@ -24,7 +24,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -191,42 +191,44 @@ def _prepare(
 ) -> list[Prepared]:
     """The jobs of all models; throw-away code of the same templates is written into `folder`."""
     devices = read_devices(root / "specs" / "devices")
-    found, throw_away = [], []
+    found: list[Prepared] = []
+    throw_away: list[ModelSpec] = []
     for model, product in products.items():
         if not any(map(product.has, SAMPLERS if asked.alone else ("chain",))):
             print(f"{model}: nothing to measure: it has none of these kernels", file=sys.stderr)
             continue
         spec, rows = specs[model], asked.rows_of(product)
-        common = {"root": str(root), "repeats": asked.repeats}
         own = Job(
+            root=str(root),
             out=str(product.package.parent),
             model=model,
             rows=rows,
+            repeats=asked.repeats,
             pdl=asked.pdl,
             alone=asked.alone,
             worlds=asked.emulated,
-            **common,
         )
         prepared = Prepared(model)
         if asked.alone or asked.emulated:
             prepared.jobs.append(own)
-        parents = {kernel: product.digest(kernel) for kernel in spec.emit.kernels}
+        parents: dict[str, str] = {kernel: product.digest(kernel) for kernel in spec.emit.kernels}
         for shape, counts in _extra_shapes(spec, asked, rows) if asked.alone else ():
             other = reshaped(spec, shape)
             throw_away.append(other)
-            values = {
-                "out": str(folder),
-                "model": other.model.name,
-                "rows": counts,
-                "pdl": asked.pdl,
-                "parents": parents,
-            }
-            prepared.jobs.append(Job(**common, **values))
+            prepared.jobs.append(replace(own, out=str(folder), model=other.model.name, rows=counts, parents=parents))
         if asked.tp is not None:
             shard = reshaped(spec, Shape(-(-spec.vocabulary.draft // asked.tp), spec.draft.num_steps))
             throw_away.append(shard)
-            values = {"out": own.out, "model": model, "shard_out": str(folder), "shard_model": shard.model.name}
-            prepared.ranks = RankJob(**common, **values, rows=rows, device=device)
+            prepared.ranks = RankJob(
+                root=own.root,
+                out=own.out,
+                model=model,
+                rows=rows,
+                repeats=asked.repeats,
+                device=device,
+                shard_out=str(folder),
+                shard_model=shard.model.name,
+            )
         found.append(prepared)
     if throw_away:
         write_package(throw_away, devices, root / "templates", folder)

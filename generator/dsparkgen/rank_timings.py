@@ -22,7 +22,7 @@ from typing import Any
 from dsparkgen import floors
 from dsparkgen.device import read_devices
 from dsparkgen.gpu import CannotTell, harness, load_product, need_cuda
-from dsparkgen.timings import Bench, launches, of_floor, sampling
+from dsparkgen.timings import INPUT_SETS, SEED, Bench, Model, launches, of_floor, sampling
 from dsparkgen.workers import Worker, WorkerFailed, finish_together, start_ranks, wait_for_go
 
 PADDING = -1  # request-state index of a padding row
@@ -93,15 +93,14 @@ def slowest(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 class OverRanks:
     """One row count on this rank: every variant captured."""
 
-    def __init__(self, job: RankJob, ranks: Any, meeting: Any, rows: int) -> None:
-        root = Path(job.root)
-        timing, loops = harness(root, "benchmarks.timing"), harness(root, "tests.harness.eager_ranks")
-        self._bench = bench = Bench(root, load_product(Path(job.out), job.model), rows)
-        self._world = ranks.world
-        shard = Bench(root, load_product(Path(job.shard_out), job.shard_model), rows)
-        chain = bench.sampler("ChainSampler", group=ranks.group)
-        alone = shard.sampler("ChainSampler")
-        sharded = [loops.ShardedEagerLoop(case, ranks.rank, ranks.world, ranks.gather) for case in bench.cases]
+    def __init__(self, model: Model, shard_model: Model, ranks: Any, meeting: Any, rows: int) -> None:
+        timing, loops = (harness(model.root, name) for name in ("benchmarks.timing", "tests.harness.eager_ranks"))
+        self._bench, self._world = Bench(model, rows), ranks.world
+        bench, shard = self._bench, Bench(shard_model, rows)
+        chain, alone = model.sampler("ChainSampler", group=ranks.group), shard_model.sampler("ChainSampler")
+        # Every request state is in these batches: that loop gathers the whole cache.
+        live = [model.case(rows, seed=SEED + turn, max_reqs=rows) for turn in range(INPUT_SETS)]
+        sharded = [loops.ShardedEagerLoop(case, ranks.rank, ranks.world, ranks.gather) for case in live]
         for sampler, cases in ((chain, bench.cases), (alone, shard.cases)):
             for call in sampling(sampler, cases):  # leaves noise for the launches alone
                 call()
@@ -142,7 +141,9 @@ def work(job: RankJob) -> Iterator[dict[str, Any]]:
     ranks = harness_ranks.open_ranks()
     meeting = harness_ranks.Meeting(ranks)
     with torch.inference_mode():
-        timed = [OverRanks(job, ranks, meeting, rows) for rows in job.rows]
+        sources = ((job.out, job.model), (job.shard_out, job.shard_model))
+        model, shard = (Model(Path(job.root), load_product(Path(out), name), max(job.rows)) for out, name in sources)
+        timed = [OverRanks(model, shard, ranks, meeting, rows) for rows in job.rows]
         torch.cuda.synchronize()
         wait_for_go()
         for one in timed:

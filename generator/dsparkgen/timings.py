@@ -44,27 +44,44 @@ class Job:
     parents: Mapping[str, str] = field(default_factory=dict)  # of throw-away code: digests of the checked-in kernels
 
 
-class Bench:
-    """A model on this process's GPU: its weights, inputs, and the calls that are timed.
+class Model:
+    """A model on this process's GPU: its weights, and samplers that all row counts share, as each compiles its kernels.
 
     Args:
-        rows: request rows of each call, and the number of request states.
+        max_reqs: number of request states: the most rows of a call.
     """
 
-    def __init__(self, root: Path, product: Product, rows: int) -> None:
+    def __init__(self, root: Path, product: Product, max_reqs: int) -> None:
         torch = need_cuda()
-        self.root, self.product, self.rows, self.config = root, product, rows, product.config
+        self.root, self.product, self.config = root, product, product.config
         self.device = torch.device("cuda", torch.cuda.current_device())
-        checks = harness(root, "tests.harness.checks")
-        self.base, self.cache = checks.dtype_pairs(product)[0]
-        self._eager = harness(root, "tests.harness.eager")
-        self._subject = checks.random_subject(product, self.base, self.cache, self.device, seed=SEED)
-        self.weights = self._subject.weights
-        self.options = self._subject.sampler_options(rows)
-        self.cases = [
-            checks.make_case(self._subject, rows, seed=SEED + turn, max_reqs=rows, temperatures=(TEMPERATURE,))
-            for turn in range(INPUT_SETS)
-        ]
+        self._checks = harness(root, "tests.harness.checks")
+        self.base, self.cache = self._checks.dtype_pairs(product)[0]
+        self.subject = self._checks.random_subject(product, self.base, self.cache, self.device, seed=SEED)
+        self.max_reqs, self.options = max_reqs, self.subject.sampler_options(max_reqs)
+        self._samplers: dict[tuple[str, frozenset[Any]], Any] = {}
+
+    def sampler(self, name: str, **options: Any) -> Any:
+        """A sampler of the model's launch.py on these weights; the same one for the same options."""
+        key = (name, frozenset(options.items()))
+        if key not in self._samplers:
+            kind = getattr(self.product.module("launch"), name)
+            self._samplers[key] = kind(*self.subject.weights, **self.options, **options)
+        return self._samplers[key]
+
+    def case(self, rows: int, *, seed: int, max_reqs: int | None = None) -> Any:
+        """Inputs of one call."""
+        states = self.max_reqs if max_reqs is None else max_reqs
+        return self._checks.make_case(self.subject, rows, seed=seed, max_reqs=states, temperatures=(TEMPERATURE,))
+
+
+class Bench:
+    """One row count of a model: its inputs, and the calls that are timed on them."""
+
+    def __init__(self, model: Model, rows: int) -> None:
+        self.model, self.rows = model, rows
+        self.root, self.product, self.config, self.device = model.root, model.product, model.config, model.device
+        self.cases = [model.case(rows, seed=SEED + turn) for turn in range(INPUT_SETS)]
 
     @property
     def sizes(self) -> floors.Sizes:
@@ -76,8 +93,8 @@ class Bench:
             rank_dim=config.RANK_DIM,
             num_steps=config.NUM_STEPS,
             rows=self.rows,
-            base_bytes=BYTES[self.base],
-            cache_bytes=BYTES.get(self.cache, 0),
+            base_bytes=BYTES[self.model.base],
+            cache_bytes=BYTES.get(self.model.cache, 0),
         )
 
     def row(self, kernel: str, **values: Any) -> dict[str, Any]:
@@ -93,18 +110,15 @@ class Bench:
         }
         return shape | values | {"inputs": self.product.digest(kernel)}
 
-    def sampler(self, name: str, **options: Any) -> Any:
-        """A sampler of the model's launch.py on this bench's weights."""
-        return getattr(self.product.module("launch"), name)(*self.weights, **self.options, **options)
-
     def eager(self) -> Calls:
         """The engine's loop; for logits transformed as a sum with the scatter through a d2t map that such a draft's class has."""
         scatter = self.config.TRANSFORM == "sum" and not self.config.D2T
-        return [self._eager.EagerLoop(case, scatter=scatter) for case in self.cases]
+        loop = harness(self.root, "tests.harness.eager").EagerLoop
+        return [loop(case, scatter=scatter) for case in self.cases]
 
     def fused(self) -> Calls:
         """The fused loop."""
-        return sampling(self._subject.fused_loop(self.rows), self.cases)
+        return sampling(self.model.subject.fused_loop(self.model.max_reqs), self.cases)
 
     def noise_alone(self, sampler: Any) -> Calls:
         """The noise kernel alone, into a chain sampler's buffer."""
@@ -117,7 +131,7 @@ class Bench:
         """The bias GEMMs of all positions alone: what the engine and the step kernels both run."""
         from torch.nn import functional
 
-        embed, head = self.weights
+        embed, head = self.model.subject.weights
 
         def products(case: Any) -> None:
             for _ in range(case.num_steps):
@@ -146,12 +160,15 @@ class OneGpu:
         variants = {"eager": bench.eager()} | ({"fused": bench.fused()} if product.has("fused") else {})
         self._chain = product.has("chain") and bench.rows <= bench.config.MAX_ROWS
         if self._chain:
-            chain = bench.sampler("ChainSampler")
+            chain = bench.model.sampler("ChainSampler")
             variants |= {"call": sampling(chain, bench.cases), "chain": launches(chain, bench.cases)}
             variants["noise"] = bench.noise_alone(chain)
         self._step = product.has("step")
         if self._step:
-            variants |= {"step": sampling(bench.sampler("StepSampler"), bench.cases), "gemm": bench.bias_products()}
+            variants |= {
+                "step": sampling(bench.model.sampler("StepSampler"), bench.cases),
+                "gemm": bench.bias_products(),
+            }
         self._interleaved = timing.Interleaved(variants, device=bench.device)
         self._behind = self._samplers_behind() if pdl else {}
 
@@ -178,7 +195,7 @@ class OneGpu:
         declined = "this batch is not the chain's"
         if self._chain:
             launch = bench.product.module("launch").ChainSampler
-            declined = launch.why_not(*bench.weights, **bench.options, pdl=True)
+            declined = launch.why_not(*bench.model.subject.weights, **bench.model.options, pdl=True)
         if declined is not None:
             print(
                 f"{bench.product.model}: {bench.rows} rows: nothing to time behind a kernel: {declined}",
@@ -187,7 +204,7 @@ class OneGpu:
             return {}
         calls = {}
         for name, pdl in (("pdl_us", True), ("pdl_off_us", False)):
-            sampler = bench.sampler("ChainSampler", pdl=pdl)
+            sampler = bench.model.sampler("ChainSampler", pdl=pdl)
             for call in sampling(sampler, bench.cases):
                 call()
             calls[name] = launches(sampler, bench.cases)
@@ -210,7 +227,7 @@ class EmulatedRanks:
     def __init__(self, bench: Bench, world: int) -> None:
         timing = harness(bench.root, "benchmarks.timing")
         self._bench, self._world = bench, world
-        sampler = bench.sampler("EmulatedChainSampler", world=world)
+        sampler = bench.model.sampler("EmulatedChainSampler", world=world)
         checks = harness(bench.root, "tests.harness.checks")
         stacked = [checks.stacked(case, world) for case in bench.cases]
         variants = {
@@ -252,9 +269,10 @@ def work(job: Job) -> None:
     device = read_devices(root / "specs" / "devices")[this_device(product)]
     with torch.inference_mode():
         timed: list[OneGpu | EmulatedRanks] = []
+        model = Model(root, product, max(job.rows))
         for rows in job.rows:
             print(f"{job.model}: preparing {rows} rows", file=sys.stderr, flush=True)
-            bench = Bench(root, product, rows)
+            bench = Bench(model, rows)
             if job.alone:
                 timed.append(OneGpu(bench, pdl=job.pdl))
             timed += [EmulatedRanks(bench, world) for world in job.worlds if rows <= product.config.MAX_ROWS]

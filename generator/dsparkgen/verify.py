@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -157,8 +157,8 @@ def run_verify(
         return CANNOT_TELL
     print(render_table(everything))
     if json_path is not None:
-        found = {model: [asdict(finding) for finding in findings] for model, findings in everything.items()}
-        json_path.write_text(json.dumps({"command": command, "models": found}, indent=1) + "\n", encoding="utf-8")
+        values = {model: [asdict(finding) for finding in findings] for model, findings in everything.items()}
+        json_path.write_text(json.dumps({"command": command, "models": values}, indent=1) + "\n", encoding="utf-8")
     failed = any(finding.failure for findings in everything.values() for finding in findings)
     return NO if failed else OK
 
@@ -190,15 +190,14 @@ def render_table(everything: Mapping[str, Sequence[Finding]]) -> str:
 
 
 def _tasks(root: Path, out: Path, product: Product, asked: Asked) -> list[Task]:
-    common = {"root": str(root), "out": str(out), "model": product.model}
-    amount = {"batches": asked.batches, "replays": asked.replays, "seed": asked.seed, "rows": asked.rows}
+    whole = Task(str(root), str(out), product.model, "", asked.batches, asked.replays, asked.seed, asked.rows)
     if asked.tp is None and not asked.emulated:
-        return [Task(**common, part=part, **amount) for part in _parts(product)]
+        return [replace(whole, part=part) for part in _parts(product)]
     if not product.has(CHAIN):
         return []
     worlds = [(world, True) for world in asked.emulated] + ([(asked.tp, False)] if asked.tp is not None else [])
     return [
-        Task(**common, part=part, **amount, world=world, emulated=emulated)
+        replace(whole, part=part, world=world, emulated=emulated)
         for world, emulated in worlds
         for part in _dtype_pairs(product)
     ]
