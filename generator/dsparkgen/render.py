@@ -88,8 +88,9 @@ def render_package(specs: Sequence[ModelSpec], *, templates: Path) -> dict[str, 
 
 
 def modules(spec: ModelSpec) -> tuple[str, ...]:
-    """Module names of a model, in alphabetical order. The launcher drives the chain, so it comes with it."""
-    launcher = ("launch",) if "chain" in spec.emit.kernels else ()
+    """Module names of a model, in alphabetical order. The launcher chooses among kernels; all stand before the fused loop, which
+    takes every batch, so it comes with that."""
+    launcher = ("launch",) if "fused" in spec.emit.kernels else ()
     return tuple(sorted({*ALWAYS, *spec.emit.kernels, *launcher}))
 
 

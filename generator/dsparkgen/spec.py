@@ -403,9 +403,9 @@ KERNELS: dict[str, Callable[[Any], Limits]] = {
 }
 """The kernels that this generator has a template for, each with what it cannot serve."""
 
-NEEDS = {"chain": ("noise", "fused"), "step": ("chain",)}
-"""Kernels that another one relies on: the chain draws from the noise kernel, unless its drafts are greedy, and leaves larger
-batches to the fused loop; the step kernels are launched by the launcher that comes with the chain."""
+NEEDS = {"chain": ("noise", "fused"), "step": ("fused",)}
+"""Kernels that another one relies on: the chain draws from the noise kernel, unless its drafts are greedy; chain and step kernels
+leave what they do not take to the fused loop."""
 
 
 def _kernels_exist(spec: Any) -> Broken:

@@ -16,11 +16,15 @@ EXPORTS: dict[str, str] = {
     # % endif
     # % if "fused" in spec.emit.kernels
     "FusedLoop": "fused",
+    "DraftSampler": "launch",
     # % endif
     # % if "chain" in spec.emit.kernels
     "ChainSampler": "launch",
     "EmulatedChainSampler": "launch",
-    "DraftSampler": "launch",
+    # % endif
+    # % if "step" in spec.emit.kernels
+    "StepSampler": "launch",
+    "VocabParallelHead": "launch",
     # % endif
 }
 

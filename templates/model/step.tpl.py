@@ -29,7 +29,6 @@ from . import config
 from .config import NUM_STEPS
 
 LANES = 32
-DRAFT_SALT = {{ spec.noise.draft_salt }}  # noise.draft_salt
 BLOCK_SIZES = (1024, 2048, 4096, 8192)  # vocabulary columns of a block; all give the same tokens
 LEAST_THREADS, MOST_THREADS = 128, 256  # of a block
 MOST_COLUMNS = 32  # of a thread, where that leaves a block enough threads

@@ -227,7 +227,7 @@ def test_a_model_stays_small() -> None:
 
 def test_generated_modules_are_all_there() -> None:
     assert {path.name for path in GENERATED if path.parent.name == "deepseek_v41"} == {
-        "__init__.py", "chain.py", "config.py", "fused.py", "launch.py", "noise.py"
+        "__init__.py", "chain.py", "config.py", "fused.py", "launch.py", "noise.py", "step.py"
     }  # fmt: skip
 
 

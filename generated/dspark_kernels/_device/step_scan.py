@@ -39,9 +39,7 @@ NAN = 0x7FFFFFFF
 class Scan:
     """The part of a step kernel that a thread does alone or with its warp. Methods take the kernel's context `c`."""
 
-    def __init__(
-        self, config, base_dtype: str, cache_dtype: str, vector: bool, threads: int, most_turns: int
-    ) -> None:
+    def __init__(self, config, base_dtype: str, cache_dtype: str, vector: bool, threads: int, most_turns: int) -> None:
         self.base_bytes, self.cache_bytes = config.DTYPE_BYTES[base_dtype], config.DTYPE_BYTES[cache_dtype]
         self.vector, self.threads = vector, threads
         self.transform = config.TRANSFORM
