@@ -41,6 +41,8 @@ class TimedGraph:
     """A CUDA graph of a flush, what must happen just before the call, and the call with an event node on either side."""
 
     def __init__(self, call: Callable[[], None], flush: Flush, meet: Callable[[], None] | None = None) -> None:
+        # A graph holds addresses: what is captured must keep its memory, and its code loaded, as long as it is replayed.
+        self._captured = (call, flush, meet)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

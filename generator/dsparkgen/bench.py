@@ -206,11 +206,12 @@ def _prepare(
             repeats=asked.repeats,
             pdl=asked.pdl,
             alone=asked.alone,
-            worlds=asked.emulated,
         )
         prepared = Prepared(model)
-        if asked.alone or asked.emulated:
+        if asked.alone:
             prepared.jobs.append(own)
+        # A process for each number of ranks, since each compiles kernels of its own.
+        prepared.jobs += [replace(own, worlds=(world,)) for world in asked.emulated]
         parents: dict[str, str] = {kernel: product.digest(kernel) for kernel in spec.emit.kernels}
         for shape, counts in _extra_shapes(spec, asked, rows) if asked.alone else ():
             other = reshaped(spec, shape)

@@ -179,7 +179,7 @@ def test_ranks_are_measured_instead_of_one_gpu(monkeypatch: pytest.MonkeyPatch, 
     assert [(row["tp"], row["rows"]) for row in json.loads(found.read_text())["rows"]] == [(2, 1), (2, 8)]
     assert (tmp_path / "h200" / "deepseek_v41.json").exists()
     assert bench.run_bench(ROOT, ["deepseek_v41"], results=tmp_path, emulated=(4, 8)) == 0
-    assert [(job.alone, job.worlds) for job in jobs] == [(False, (4, 8))] and len(ranks) == 1
+    assert [(job.alone, job.worlds) for job in jobs] == [(False, (4,)), (False, (8,))] and len(ranks) == 1
 
 
 def test_a_row_is_recorded_with_the_gpus_that_it_needed(tmp_path: Path) -> None:
