@@ -46,7 +46,7 @@ class EmulatedStepSampler:
             constants = constants | {"STEP_BLOCKS": (), "STEP_DEFAULT_BLOCK": block}
 
         class Rank(launch.StepSampler):  # type: ignore[name-defined, misc]
-            config = SimpleNamespace(**{name: value for name, value in constants.items() if name.isupper()})
+            config = SimpleNamespace(**constants)
 
             @classmethod
             def why_not_ranks(cls, head_weight: Any, group: Any, device_group: Any) -> str | None:

@@ -58,8 +58,8 @@ class Stage:
         """A step sampler; `constants` replace those of the model's config, as the launcher reads them."""
         kind = self.launch.StepSampler
         if constants:
-            given = {name: value for name, value in vars(self.config).items() if name.isupper()} | constants
-            kind = type("Changed", (kind,), {"config": SimpleNamespace(**given)})
+            given = SimpleNamespace(**(vars(self.config) | constants))
+            kind = type("Changed", (kind,), {"config": given})
         return kind(*(weights or self.weights), max_reqs=max_reqs, cache_dtype=cache)
 
     def case(self, rows: int, *, seed: int, weights: Any = None, **options: Any) -> Any:
