@@ -23,7 +23,7 @@ from dsparkgen import floors
 from dsparkgen.device import read_devices
 from dsparkgen.gpu import CannotTell, harness, load_product, need_cuda
 from dsparkgen.timings import INPUT_SETS, SEED, Bench, Model, launches, of_floor, sampling
-from dsparkgen.workers import Worker, WorkerFailed, finish_together, start_ranks, wait_for_go
+from dsparkgen.workers import finish_together, start_ranks, wait_all_ready, wait_for_go
 
 PADDING = -1  # request-state index of a padding row
 
@@ -53,14 +53,10 @@ def need_gpus(count: int) -> None:
 
 def measure(job: RankJob, world: int) -> tuple[list[dict[str, Any]], str | None]:
     """The rows of one model over `world` GPUs of this machine, and what failed in words."""
-    workers: list[Worker] = start_ranks("dsparkgen.rank_timings", asdict(job), world)
-    try:
-        for worker in workers:
-            worker.wait_ready()
-    except WorkerFailed as error:
-        for worker in workers:
-            worker.kill()
-        return [], str(error)
+    workers = start_ranks("dsparkgen.rank_timings", asdict(job), world)
+    failure = wait_all_ready(workers)
+    if failure is not None:
+        return [], failure
     for worker in workers:
         worker.go()
     ended = finish_together(workers)

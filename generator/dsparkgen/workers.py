@@ -119,6 +119,23 @@ def start_ranks(module: str, task: Mapping[str, Any], world: int, *, seconds: fl
     return [Worker(module, task, seconds=seconds, environment=shared | variables) for variables in own]
 
 
+def wait_all_ready(workers: Sequence[Worker]) -> str | None:
+    """Wait until workers that wait for each other have prepared; when one ends instead, all are killed. How it ended, or None."""
+    failures: list[str] = []
+
+    def wait(rank: int) -> None:
+        try:
+            workers[rank].wait_ready()
+        except WorkerFailed as error:
+            failures.append(f"rank {rank}: {error}")
+            for worker in workers:
+                worker.kill()
+
+    with ThreadPoolExecutor(max_workers=max(1, len(workers))) as pool:
+        list(pool.map(wait, range(len(workers))))
+    return failures[0] if failures else None
+
+
 def finish_together(workers: Sequence[Worker], *, grace_seconds: float = GRACE_SECONDS) -> list[Ended]:
     """Wait for workers that wait for each other: once one has failed, the others have `grace_seconds` to end by themselves."""
     failed = threading.Event()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dsparkgen.workers import Ended, Worker, WorkerFailed, finish_together, start_ranks
+from dsparkgen.workers import Ended, Worker, WorkerFailed, finish_together, start_ranks, wait_all_ready
 
-MODULE = '''
+MODULE = """
 import json, os, signal, sys, time
 from dsparkgen.workers import wait_for_go
 task = json.loads(sys.argv[1])
@@ -24,7 +24,7 @@ if what == "time":
     print(json.dumps({"before": 1}), flush=True)
     wait_for_go()
 print(json.dumps({name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}), flush=True)
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +66,18 @@ def test_ranks_find_each_other() -> None:
     assert [end.lines[0]["RANK"] for end in ended] == ["0", "1", "2"]
     assert {end.lines[0]["WORLD_SIZE"] for end in ended} == {"3"}
     assert len({end.lines[0]["MASTER_PORT"] for end in ended}) == 1
+
+
+def test_ranks_that_prepare_do_not_wait_for_one_that_failed() -> None:
+    started = time.monotonic()
+    workers = start_ranks("a_worker", {"do": "hang", "ranks": {"1": "fail"}}, 2)
+    assert wait_all_ready(workers) == "rank 1: the worker ended with exit code 3"
+    assert time.monotonic() - started < 60
+    workers = start_ranks("a_worker", {"do": "time"}, 2)
+    assert wait_all_ready(workers) is None
+    for worker in workers:
+        worker.go()
+    assert [end.code for end in finish_together(workers)] == [0, 0]
 
 
 def test_when_a_rank_fails_the_others_do_not_wait_for_it_forever() -> None:
