@@ -1,0 +1,60 @@
+"""Muse Spark's package against DeepSeek-V4.1's: their difference, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "generated" / "dspark_kernels"
+ONE, OTHER = "deepseek_v41", "muse_spark"
+# What the specs differ in, and what follows from it.
+CONSTANTS = {
+    "MODEL", "VOCAB_SIZE", "DRAFT_VOCAB_SIZE", "SAMPLING_LIMIT", "DRAWN_COLUMNS", "NUM_STEPS", "QUERY_PER_ROW", "BASE_DTYPES",
+    "CACHE_DTYPES", "TRANSFORM", "MULTIPLIER", "SOFT_CAP", "INVERSE_SOFT_CAP", "ID_BITS", "PLANS",
+}  # fmt: skip
+# Statements that one model has and the other has not.
+CODE = {
+    "__init__": [("-", "TITLE = 'DeepSeek-V4.1'"), ("+", "TITLE = 'Muse Spark'")],
+    "chain": [("+", "sums = self.transformed_sum(sums)")],
+    "fused": [],
+    "launch": [],
+    "noise": [],
+    "step": [],
+}
+
+
+def parsed(model: str, module: str) -> ast.Module:
+    return ast.parse((PACKAGE / model / f"{module}.py").read_text())
+
+
+def code(model: str, module: str) -> list[str]:
+    """A module's statements, one a line, without comments and docstrings."""
+    tree = parsed(model, module)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+    return [line.strip() for line in ast.unparse(tree).splitlines() if line.strip()]
+
+
+def test_both_have_the_same_modules() -> None:
+    names = [{path.stem for path in (PACKAGE / model).glob("*.py")} for model in (ONE, OTHER)]
+    assert names[0] == names[1] == {*CODE, "config"}
+
+
+@pytest.mark.parametrize("module", CODE)
+def test_code_differs_where_the_models_do(module: str) -> None:
+    lines = difflib.ndiff(code(ONE, module), code(OTHER, module))
+    assert [(line[0], line[2:]) for line in lines if line[0] in "+-"] == CODE[module]
+
+
+def test_constants_are_the_same_ones_in_the_same_order() -> None:
+    def constants(model: str) -> dict[str, str]:
+        found = [node for node in parsed(model, "config").body if isinstance(node, ast.Assign)]
+        return {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in found}
+
+    one, other = constants(ONE), constants(OTHER)
+    assert list(one) == list(other)
+    assert {name for name in one if one[name] != other[name]} == CONSTANTS
