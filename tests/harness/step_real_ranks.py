@@ -85,7 +85,17 @@ class Rank:
         for rows in (8, 40):
             self.check_graph(sampler, alone, rows)
             found.append(f"graph of {rows} rows, {self.replays} replays")
-        return found
+        self.check_draft(alone)
+        return [*found, "chain and step kernels as one sampler"]
+
+    def check_draft(self, alone: Any) -> None:
+        """The sampler of every batch, on the same sharded head: the chain for few rows, the step kernels for more."""
+        draft = self.launch.DraftSampler(self.weights[0], self.part, **self.options, **self.groups)
+        draft.warmup()
+        for rows in (2, MAX_REQS):
+            case = self.case(rows, seed=SEED + rows)
+            self.compare(case, lambda mine: self.draw(draft, mine, True), alone)
+        assert draft.served == {"chain": 1, "step": 1}, f"rank {self.ranks.rank}: served {draft.served}"
 
     def wrong_part(self) -> Any:
         """This rank's head, but on the last rank another one's slice."""
