@@ -30,14 +30,15 @@ def plan(root: Path) -> str:
 
 
 def timings(root: Path) -> str:
-    """Markdown with one table a recorded GPU and model; a sentence where nothing current is recorded.
+    """Markdown with one table a recorded GPU, of `MODEL`; a sentence where nothing current is recorded.
 
-    Rows measured with earlier kernels are left out. Raises EvidenceError for a results file that is not intact.
+    Rows measured with earlier kernels are left out, and those of several ranks, which docs/scaling.md has. Raises EvidenceError for
+    a results file that is not intact.
     """
     kernels = read_manifest(root / "generated").get("kernels", {})
     results = root / "benchmarks" / "results"
     sections = []
-    for path in sorted(results.glob("*/*.json")):
+    for path in sorted(results.glob(f"*/{MODEL}.json")):
         found = verified_rows(results, path.parent.name, path.stem, kernels)
         rows = [row for row in found if (row["kernel"], row["tp"]) == ("chain", 1)]
         if rows:

@@ -38,16 +38,18 @@ def test_readme_shows_the_plan_and_the_recorded_runs_of_today() -> None:
 
 
 def recorded(root: Path, inputs: str) -> None:
-    manifest = {"kernels": {"m/chain": {"inputs": "a" * 12, "earlier": ["b" * 12]}}}
+    manifest = {"kernels": {f"{readme.MODEL}/chain": {"inputs": "a" * 12, "earlier": ["b" * 12]}}}
+    rows = [ROW | {"inputs": inputs}, ROW | {"inputs": inputs, "tp": 2}]
     (root / "generated").mkdir()
     (root / "generated" / "MANIFEST.json").write_text(json.dumps(manifest))
-    evidence.record(root / "benchmarks" / "results", "h200", "m", "bench m", rows=[ROW | {"inputs": inputs}])
+    evidence.record(root / "benchmarks" / "results", "h200", readme.MODEL, "bench", rows=rows)
 
 
 def test_a_current_run_is_quoted(tmp_path: Path) -> None:
     recorded(tmp_path, "a" * 12)
     text = readme.timings(tmp_path)
-    assert "m on h200" in text
+    assert f"{readme.MODEL} on h200" in text
+    assert text.count("| 1000 |") == 1
     assert "| 1000 | 5 | 8 | 100.0 | 80.0 | 25.0 | 4.0 | 20.0 | 50 % |" in text
 
 
@@ -58,7 +60,7 @@ def test_a_run_of_earlier_code_is_not_quoted(tmp_path: Path) -> None:
 
 def test_an_edited_run_is_refused(tmp_path: Path) -> None:
     recorded(tmp_path, "a" * 12)
-    path = tmp_path / "benchmarks" / "results" / "h200" / "m.json"
+    path = tmp_path / "benchmarks" / "results" / "h200" / f"{readme.MODEL}.json"
     path.write_text(path.read_text().replace("25.0", "15.0"))
     with pytest.raises(evidence.EvidenceError, match="seal"):
         readme.timings(tmp_path)
