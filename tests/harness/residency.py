@@ -1,4 +1,4 @@
-"""Chain builds at every residency: a pairwise cover of shapes, dtypes and forced plan lines, each checked to the bit.
+"""Chain builds at every residency: a pairwise cover of shapes, dtypes and forced plan lines, and of every feature a few, all to the bit.
 
     python -m tests.harness.residency [--jobs J] [--only N ...] [--json FILE] [--compile]
 
@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,22 @@ FORCED: Mapping[str, Callable[[int, int, int], Places]] = {
 }
 PLANNED = "planned"
 
+# What a model does beside adding a bias, as changes of its spec. "d2t" maps the columns into a third as many ids again.
+FEATURES: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "sum": {"transform": {"placement": "sum", "multiplier": 0.19611613513818404, "soft_cap": 2.0}},
+    "multiplied sum": {"transform": {"placement": "sum", "multiplier": 0.3}},
+    "base": {"transform": {"placement": "base", "multiplier": 0.7, "soft_cap": 5.0}},
+    "both": {"transform": {"placement": "both", "soft_cap": 3.0}},
+    "both, base capped": {"transform": {"placement": "both", "soft_cap": 3.0, "base_capped": True}},
+    "limit": {"limit": 13},
+    "d2t": {"d2t": True},
+    "d2t, limit, sum": {"d2t": True, "limit": 1, "transform": {"placement": "sum", "soft_cap": 4.0}},
+    "greedy": {"greedy": True},
+    "greedy, d2t, limit": {"greedy": True, "d2t": True, "limit": 1},
+    "greedy, both": {"greedy": True, "transform": {"placement": "both", "soft_cap": 3.0}},
+}
+
 
 @dataclass(frozen=True)
 class Build:
@@ -106,13 +122,20 @@ class Build:
     num_steps: int
     residency: str
     rows: int
-    dtypes: str  # "<base>/<cache>"
+    dtypes: str  # "<base>/<cache>"; greedy drafts have no cache
+    feature: str = "plain"
 
     @property
     def title(self) -> str:
         """The build in words, of fixed width."""
         shape = f"V {self.vocab_size:>6}  R {self.rank_dim:>3}  N {self.num_steps:>2}  rows {self.rows}"
-        return f"{shape}  {self.dtypes:9}  {self.residency:30}"
+        return f"{shape}  {self.dtypes:9}  {self.residency:30}  {self.feature:18}"
+
+    @property
+    def columns(self) -> int:
+        """Columns of the head that can be drawn; of a mapped vocabulary all of them, whichever the limit leaves out."""
+        changes = FEATURES[self.feature]
+        return self.vocab_size - (0 if changes.get("d2t") else changes.get("limit", 0))
 
     @property
     def base(self) -> str:
@@ -121,8 +144,8 @@ class Build:
 
     @property
     def cache(self) -> str:
-        """The cache's dtype."""
-        return self.dtypes.split("/")[1]
+        """The cache's dtype, "none" for greedy drafts."""
+        return "none" if FEATURES[self.feature].get("greedy") else self.dtypes.split("/")[1]
 
 
 FACTORS: Mapping[str, tuple[Any, ...]] = {
@@ -134,11 +157,27 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
     "dtypes": ("bf16/bf16", "bf16/fp32", "fp32/bf16", "fp32/fp32"),
 }
 
+# What the builds of each feature take in turn: of every row slot count one, small vocabularies, all residencies and dtypes over all.
+FEATURE_ROWS = (1, 2, 3, 8)
+FEATURE_VOCABULARIES = (1000, 40008, 81920, 50257, 100352)
+FEATURE_STEPS = (5, 1, 7)
+
 
 def spec_of(build: Build) -> ModelSpec:
-    """The base spec with the build's vocabulary, rank and number of positions."""
-    values = read_spec(SPEC).model_dump()
-    values["vocabulary"] = {"target": build.vocab_size}
+    """The base spec with the build's vocabulary, rank, number of positions and feature."""
+    values, changes = read_spec(SPEC).model_dump(), FEATURES[build.feature]
+    target = build.vocab_size + (build.vocab_size // 3 if changes.get("d2t") else 0)
+    values["vocabulary"] = {
+        "target": target,
+        "draft": build.vocab_size,
+        "d2t": bool(changes.get("d2t")),
+        "sampling_limit": target - changes.get("limit", 0),
+    }
+    if "transform" in changes:
+        values["logits"]["transform"] = changes["transform"]
+    if changes.get("greedy"):
+        values["logits"]["cache_dtypes"] = ()
+        values["emit"]["kernels"] = tuple(kernel for kernel in values["emit"]["kernels"] if kernel != "noise")
     values["markov"]["rank_dim"] = build.rank_dim
     values["draft"]["num_steps"] = build.num_steps
     return ModelSpec.model_validate(values)
@@ -151,9 +190,9 @@ def row_slots(build: Build) -> int:
 
 def forced_line(build: Build, device: DeviceSpec) -> Any | None:
     """A build's plan line with its forced residency, on every streaming multiprocessor. None where it does not fit the device."""
-    all_tiles = -(-build.vocab_size // plan.TILE_ROWS)
+    all_tiles = -(-build.columns // plan.TILE_ROWS)
     tiles = -(-all_tiles // device.sms)
-    partial = build.vocab_size % plan.TILE_ROWS != 0
+    partial = build.columns % plan.TILE_ROWS != 0
     ahead = min(plan.STAGED_TILES[row_slots(build)], -(-tiles // plan.WARPS))
     for values in FORCED[build.residency](tiles, build.rank_dim // plan.CHUNK_DIMS, ahead):
         placed = plan.Residency(*values)
@@ -351,8 +390,9 @@ def _vector_pitch(case: Any) -> Any:
         wide[:, :, : tensor.shape[2]] = tensor
         return wide
 
-    vocab = case.vocab_size
-    return case.replace(base_logits=padded(case.base_logits)[:, :, :vocab], logits_cache=padded(case.logits_cache))
+    base = padded(case.base_logits)[:, :, : case.draft_vocab_size]
+    cache = None if case.logits_cache is None else padded(case.logits_cache)
+    return case.replace(base_logits=base, logits_cache=cache)
 
 
 def local_device(devices: Mapping[str, DeviceSpec]) -> str:
@@ -377,7 +417,11 @@ def compile_build(build: Build, folder: Path) -> str:
     line = line_of(build, device)
     found = render_model(spec_of(build), device, folder)
     compiled = found.module("chain").compile_chain(
-        product_line(found, line), build.base, build.cache, arch=device.arch, options="--keep-cubin"
+        product_line(found, line),
+        build.base,
+        None if build.cache == "none" else build.cache,
+        arch=device.arch,
+        options="--keep-cubin",
     )
     used = read_resources(compiled.artifacts.CUBIN)
     if used.spill_bytes or used.local_bytes:
@@ -522,9 +566,27 @@ def worker_environment(verb: str) -> dict[str, str]:
     return environment | ({"CUTE_DSL_ARCH": "sm_90a"} if verb == "compile" else {})
 
 
+def feature_builds(device: DeviceSpec) -> list[Build]:
+    """Builds of every feature with every row slot count; where a residency does not fit, the planned one in its place."""
+    builds = []
+    for turn, (feature, rows) in enumerate(product(list(FEATURES)[1:], FEATURE_ROWS)):
+        build = Build(
+            vocab_size=FEATURE_VOCABULARIES[turn % len(FEATURE_VOCABULARIES)],
+            rank_dim=256,
+            num_steps=FEATURE_STEPS[turn % len(FEATURE_STEPS)],
+            residency=FACTORS["residency"][turn % len(FACTORS["residency"])],
+            rows=rows,
+            dtypes=FACTORS["dtypes"][(turn + turn // len(FEATURE_ROWS)) % len(FACTORS["dtypes"])],
+            feature=feature,
+        )
+        fits = build.residency == PLANNED or forced_line(build, device) is not None
+        builds.append(build if fits else replace(build, residency=PLANNED))
+    return builds
+
+
 def numbered_cover(device: DeviceSpec) -> dict[int, Build]:
-    """The cover's builds by number, from 1."""
-    return dict(enumerate(cover(possible_builds(device)), start=1))
+    """All builds by number, from 1: the cover, then those of features."""
+    return dict(enumerate([*cover(possible_builds(device)), *feature_builds(device)], start=1))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

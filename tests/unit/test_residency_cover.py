@@ -65,11 +65,9 @@ def test_every_line_fits_and_keeps_the_devices_ctas(device: DeviceSpec, builds: 
         assert residency.shared_bytes(line, build) <= device.smem_per_block_bytes, build.title
         assert (line.ctas, line.row_slots) == (device.sms, residency.row_slots(build))
         assert (
-            line.tiles * device.sms * plan.TILE_ROWS
-            >= build.vocab_size
-            > (line.tiles - 1) * device.sms * plan.TILE_ROWS
+            line.tiles * device.sms * plan.TILE_ROWS >= build.columns > (line.tiles - 1) * device.sms * plan.TILE_ROWS
         )
-        assert line.partial == (build.vocab_size % plan.TILE_ROWS != 0)
+        assert line.partial == (build.columns % plan.TILE_ROWS != 0)
         assert placed.register_tiles * placed.register_chunks <= plan.REGISTER_CHUNKS
         assert placed.ring <= line.warps and placed.ahead >= 1
         # A warp keeps one phase bit for each of its slots in a 32-bit word.
@@ -104,10 +102,22 @@ def test_forced_lines_are_what_their_names_say(name: str, device: DeviceSpec, bu
 
 def test_the_base_spec_and_every_build_are_valid_specs(builds: dict[int, Build]) -> None:
     for build in builds.values():
-        spec = residency.spec_of(build)
-        assert (spec.vocabulary.target, spec.vocabulary.draft) == (build.vocab_size, build.vocab_size)
-        assert (spec.vocabulary.sampling_limit, spec.markov.rank_dim) == (build.vocab_size, build.rank_dim)
+        spec, changes = residency.spec_of(build), residency.FEATURES[build.feature]
+        vocabulary = spec.vocabulary
+        assert (vocabulary.draft, spec.markov.rank_dim) == (build.vocab_size, build.rank_dim)
+        assert (vocabulary.target > vocabulary.draft) == vocabulary.d2t == ("d2t" in changes)
+        assert vocabulary.target - vocabulary.sampling_limit == changes.get("limit", 0)
+        assert (not spec.logits.cache_dtypes) == ("greedy" in changes) == (build.cache == "none")
+        assert spec.logits.transform.placement == changes.get("transform", {"placement": "none"})["placement"]
         assert spec.draft.num_steps == build.num_steps and spec.draft.max_rows >= build.rows
+
+
+def test_every_feature_is_built_with_every_row_slot_count(builds: dict[int, Build]) -> None:
+    built = {(build.feature, residency.row_slots(build)) for build in builds.values()}
+    assert built >= {(feature, slots) for feature in residency.FEATURES for slots in plan.ROW_SLOTS}
+    others = [build for build in builds.values() if build.feature != "plain"]
+    for factor, values in (("residency", residency.FACTORS["residency"]), ("dtypes", residency.FACTORS["dtypes"])):
+        assert {getattr(build, factor) for build in others} == set(values)
 
 
 class Stand:
@@ -117,7 +127,14 @@ class Stand:
         self.build, self.damage, self.calls = build, damage, 0
         self.config = SimpleNamespace(
             VOCAB_SIZE=build.vocab_size,
+            DRAFT_VOCAB_SIZE=build.vocab_size,
+            D2T=False,
             SAMPLING_LIMIT=build.vocab_size,
+            TRANSFORM="none",
+            MULTIPLIER=1.0,
+            SOFT_CAP=None,
+            BASE_CAPPED=False,
+            NOISE_SCHEME="murmur3_32",
             RANK_DIM=build.rank_dim,
             NUM_STEPS=build.num_steps,
             DRAFT_SALT=1 << 30,
