@@ -55,7 +55,7 @@ def build_chain(build: Answer) -> tuple[bytes, int]:
             f"expected at most {limit} bytes of shared memory on {build['device']}, the plan takes {shared_bytes}"
         )
     compiled = chain.compile_chain(
-        line, build["base_dtype"], build["cache_dtype"], arch=build["arch"], options="--keep-cubin"
+        line, build["base_dtype"], build["cache_dtype"], world=line.tp, arch=build["arch"], options="--keep-cubin"
     )
     return compiled.artifacts.CUBIN, shared_bytes
 
