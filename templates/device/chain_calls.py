@@ -153,7 +153,7 @@ class ChainCalls(ChainSetup):
 
     def launch(self, variant: Variant, arguments: dict[str, int]) -> None:
         """Launch the chain alone, on the current stream, with what ``prepare`` returned and the noise that is drawn."""
-        variant.block.launch(arguments, torch.cuda.current_stream(self.device).cuda_stream)
+        variant.kernel.launch(arguments, torch.cuda.current_stream(self.device).cuda_stream)
 
     def prepare(
         self,

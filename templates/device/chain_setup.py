@@ -6,7 +6,6 @@ compiling, allocating, and the rendezvous of symmetric memory, in this order.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Callable
 from types import ModuleType
@@ -14,11 +13,14 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from . import chain_call, chain_share, host, symmetric_buffer, vocabulary
-from .chain_call import ArgumentBlock, Expectations, Variant
+from . import chain_share, host, kernel_recipes, kernel_store, symmetric_buffer, vocabulary
+from .chain_call import Expectations, Variant
 from .chain_memory import ALONE, PeerMemory
 from .chain_noise import NoiseBuffer
 from .chain_share import Options, Share
+from .cubin_launch import CubinKernel
+from .kernel_store import Recipe
+from .plan_line import PlanLine
 from .rank_group import Declined, RankGroup
 
 NS_PER_MS = 1_000_000
@@ -39,6 +41,8 @@ class ChainSetup:
     config: ClassVar[ModuleType]
     noise: ClassVar[ModuleType]
     load_chain: ClassVar[Callable[[], ModuleType]]
+    _peers: PeerMemory | None  # None for one rank alone
+    provide: ClassVar[Callable[[Recipe, torch.device], CubinKernel]] = staticmethod(kernel_store.provide)
 
     @classmethod
     def _why_not_share(
@@ -63,9 +67,30 @@ class ChainSetup:
             return reason
         if share.world > symmetric_buffer.MOST_RANKS:
             return f"expected at most {symmetric_buffer.MOST_RANKS} ranks, got {share.world}"
-        if importlib.util.find_spec("cutlass") is None:
-            return "CuTe DSL is missing: install nvidia-cutlass-dsl"
-        return chain_share.why_no_place(cls.config, embed_weight.device, share, options)
+        device = embed_weight.device
+        reason = chain_share.why_no_place(cls.config, device, share, options)
+        if reason is not None:
+            return reason
+        lines = chain_share.lines_of(cls.config, host.read_device(device), share, options)
+        recipes = (
+            cls._recipe(line, base, share, options) for line in lines.values() for base in cls.config.BASE_DTYPES
+        )
+        return kernel_store.why_none(recipes, device)
+
+    @classmethod
+    def _recipe(cls, line: PlanLine, base: str, share: Share, options: Options) -> Recipe:
+        """How to come by one build."""
+        return kernel_recipes.chain_recipe(
+            cls.config,
+            cls.load_chain,
+            line,
+            base,
+            None if options.cache_dtype is None else host.dtype_name(options.cache_dtype),
+            world=share.world,
+            emulated=share.emulated,
+            check_ranks=options.check_ranks and share.world > 1,
+            pdl=options.pdl,
+        )
 
     def _set_up(
         self,
@@ -147,11 +172,10 @@ class ChainSetup:
         return None if self.cache_dtype is None else host.dtype_name(self.cache_dtype)
 
     def _allocate(self, d2t: torch.Tensor | None) -> None:
-        """Load the kernel's module, and allocate what no other rank touches."""
+        """Allocate what no other rank touches."""
         config, share = self.config, self.share
-        self._chain = self.load_chain()
         self._report = host.TimeoutReport(pinned=True)
-        self._peers: PeerMemory | None = None
+        self._peers = None
         self._target_ids = vocabulary.target_ids(config, d2t, self.device)
         self._draft_ids = vocabulary.draft_ids(config, self._target_ids)
         pitch = chain_share.noise_pitch(share.shard_width)
@@ -185,28 +209,21 @@ class ChainSetup:
                 self._build(*build)
 
     def _build(self, slots: int, base_dtype: torch.dtype) -> Variant:
-        """Compile one variant and allocate its device state."""
+        """Find or compile one variant and allocate its device state."""
         line, share = self._lines[slots], self.share
         base = host.dtype_name(base_dtype)
-        compiled = self._chain.compile_chain(
-            line,
-            base,
-            self._cache_name,
-            world=share.world,
-            emulated=share.emulated,
-            check_ranks=self.check_ranks and share.world > 1,
-            pdl=self.pdl,
-        )
+        options = Options(self.max_reqs, self.cache_dtype, self.check_ranks, pdl=self.pdl)
+        kernel = self.provide(self._recipe(line, base, share, options), self.device)
         shape = chain_share.block_shape(self.config, line, base) if self.pdl else {}
-        if self.pdl and chain_call.blocks_per_sm(compiled, **shape) == 0:
+        if self.pdl and kernel.blocks_per_sm() == 0:
             raise RuntimeError(
                 f"{self.config.MODEL}: pdl: the chain kernel for {slots} row slots and {base} base logits: expected one "
                 f"CTA on an SM, {shape}, but the driver places none; build the sampler without pdl"
             )
         played = len(share.columns)
-        words = played * self._chain.records_words(line, share.world)
+        words = played * kernel.image.description.facts["records_words"]
         made = Variant(
-            ArgumentBlock(compiled, self._chain.ARGUMENTS, self._chain.NARROW),
+            kernel,
             line.ctas,
             # torch has few uint64 operations; int64 zeros are the same bits.
             torch.zeros(words, dtype=torch.int64, device=self.device),

@@ -13,11 +13,13 @@ import logging
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from . import cubin_pack, kernel_image
 from .cubin_launch import CubinKernel
@@ -75,6 +77,14 @@ def why_missing(recipe: Recipe, arch: str) -> str | None:
     )
 
 
+def why_none(recipes: Iterable[Recipe], device: torch.device) -> str | None:
+    """Why some of these builds can neither be found nor compiled for a CUDA device, or None. Compiles nothing."""
+    if compiler_version() is not None:
+        return None
+    arch = arch_of(torch.cuda.get_device_capability(device))
+    return next(filter(None, (why_missing(recipe, arch) for recipe in recipes)), None)
+
+
 def compile_image(recipe: Recipe, arch: str) -> KernelImage:
     """Compile a build; needs no GPU. Raises whatever the compiler raises."""
     with tempfile.TemporaryDirectory(prefix="dspark-kernels-") as folder:
@@ -112,16 +122,17 @@ def find_or_compile(recipe: Recipe, arch: str) -> tuple[KernelImage, str]:
     return made, "compiled"
 
 
-def provide(recipe: Recipe, capability: tuple[int, int]) -> CubinKernel:
-    """A build, loaded on the current device, whose compute capability is given. Logs where it came from.
+def provide(recipe: Recipe, device: torch.device) -> CubinKernel:
+    """A build, loaded on a CUDA device. Logs where it came from.
 
     Raises:
         KernelMissingError: No pack has it and there is no compiler.
         RuntimeError: The driver refuses it.
     """
-    image, origin = find_or_compile(recipe, arch_of(capability))
-    log.info("kernel %s: %s", origin, image.build)
-    return CubinKernel(image)
+    image, origin = find_or_compile(recipe, arch_of(torch.cuda.get_device_capability(device)))
+    log.info("%s: %s", origin, image.build)
+    with torch.cuda.device(device):
+        return CubinKernel(image)
 
 
 def cache_folder() -> Path:

@@ -3,7 +3,7 @@
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from . import ptx, step_tail
+from . import ptx, step_sizes, step_tail
 from .kernel_image import LaunchShape
 
 LANES = 32
@@ -26,8 +26,8 @@ class AnchorKernel(RowKernel):
         row, _, _ = cute.arch.block_idx()
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
-        if lane < step_tail.SCRATCH_WORDS:
-            ptx.stg_s64(scratch + Int64(row) * step_tail.SCRATCH_BYTES + lane * step_tail.KEY_BYTES, Int64(0))
+        if lane < step_sizes.SCRATCH_WORDS:
+            ptx.stg_s64(scratch + Int64(row) * step_sizes.SCRATCH_BYTES + lane * step_sizes.KEY_BYTES, Int64(0))
         token = Int32(ptx.ldg_b32(input_ids + Int64(row) * Int64(query_per_row) * 4))
         if (token < 0) | (token >= self.vocab_size):
             token = Int32(0)

@@ -23,16 +23,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_fake_stream
 
-from .._device import keys, ptx, step_fill, step_math, step_memory, step_rows, step_scan, step_tail
+from .._device import keys, ptx, step_fill, step_math, step_memory, step_rows, step_scan, step_sizes, step_tail
 from .._device.kernel_image import Description, LaunchShape, parameters
 from . import config
-from .config import NUM_STEPS
+from .config import DRAFT_SALT, NUM_STEPS
 
 LANES = 32
 BLOCK_SIZES = (1024, 2048, 4096, 8192)  # vocabulary columns of a block; all give the same tokens
 LEAST_THREADS, MOST_THREADS = 128, 256  # of a block
 MOST_COLUMNS = 32  # of a thread, where that leaves a block enough threads
-SHARD_ENTRIES = 8  # a position's row of a flat shard is padded to a multiple: 16 bytes of bf16
 
 # What the compiled kernels take, in this order: addresses and sizes as Python ints, strides in elements, then the stream.
 ANCHOR_ARGUMENTS = (
@@ -54,7 +53,7 @@ STEP_ARGUMENTS = (
     "sample_pos",  # address, int64 [rows * NUM_STEPS]
     "temperature",  # address, fp32, by request-state index
     "seeds",  # address, int64, by request-state index
-    "scratch",  # address of scratch_words(rows) words, zeroed by anchor_embed; left zero
+    "scratch",  # address of step_sizes.scratch_words(rows) words, zeroed by anchor_embed; left zero
     "draft_tokens",  # address, int64, of row 0, position 0; not used with ranks
     "token_stride",
     "embed",  # address of the Markov embedding; not used with ranks
@@ -99,11 +98,6 @@ greedy temperature slope prefix known_rank shared_rank floor best staged logits 
 Context = namedtuple("Context", CONTEXT.split())
 
 
-def scratch_words(rows: int) -> int:
-    """64-bit words that the step kernels need for so many request rows, zero before the first launch."""
-    return rows * step_tail.SCRATCH_WORDS
-
-
 def threads_of(block: int) -> int:
     """Threads of a block that takes so many columns."""
     return min(MOST_THREADS, max(LEAST_THREADS, block // MOST_COLUMNS))
@@ -111,12 +105,7 @@ def threads_of(block: int) -> int:
 
 def shared_bytes(block: int) -> int:
     """Shared memory of a block: the best key of each warp, and the rank of the best score so far."""
-    return (threads_of(block) // LANES + 1) * step_tail.KEY_BYTES
-
-
-def shard_pitch(width: int) -> int:
-    """Entries from one position's row of a flat shard to the next."""
-    return -(-width // SHARD_ENTRIES) * SHARD_ENTRIES
+    return (threads_of(block) // LANES + 1) * step_sizes.KEY_BYTES
 
 
 class StepKernel(step_scan.Scan, step_tail.Tail):
@@ -168,11 +157,11 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         warp, lane = cute.arch.make_warp_uniform(tid // LANES), tid % LANES
         base_row = base + Int64(row) * base_row_stride * self.base_bytes
         bias_row = bias + Int64(row) * bias_row_stride * step_scan.BF16_BYTES
-        scratch_row = scratch + Int64(row) * step_tail.SCRATCH_BYTES
+        scratch_row = scratch + Int64(row) * step_sizes.SCRATCH_BYTES
         sample = Int64(row) * NUM_STEPS + Int64(step)
         staged = cute.make_rmem_tensor(cute.make_layout(self.depth * self.staged_words), Uint32)
-        shared = Int32(cutlass.memory.SmemAllocator().allocate(self.shared_bytes, step_tail.KEY_BYTES).toint())
-        shared_rank = shared + self.threads // LANES * step_tail.KEY_BYTES
+        shared = Int32(cutlass.memory.SmemAllocator().allocate(self.shared_bytes, step_sizes.KEY_BYTES).toint())
+        shared_rank = shared + self.threads // LANES * step_sizes.KEY_BYTES
         if tid == 0:
             ptx.sts_b32(shared_rank, Uint32(0))
 
@@ -225,18 +214,18 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         # The block's best key, and the row's once all its blocks have arrived
         top, low = keys.warp_largest(c.best[0], c.best[1])
         if lane == 0:
-            ptx.sts_b64(shared + warp * step_tail.KEY_BYTES, [top, low])
+            ptx.sts_b64(shared + warp * step_sizes.KEY_BYTES, [top, low])
         cute.arch.sync_threads()
         top, low = Uint32(0), Uint32(0)
         if tid < self.threads // LANES:
-            top, low = ptx.lds_b64(shared + tid * step_tail.KEY_BYTES)
+            top, low = ptx.lds_b64(shared + tid * step_sizes.KEY_BYTES)
         if warp == 0:
             top, low = keys.warp_largest(top, low)
             arrived = Uint32(0)
             if lane == 0:
                 if top != 0:
                     step_memory.raise_key(scratch_row, (Uint64(top) << Uint64(32)) | Uint64(low))
-                arrived = step_memory.arrive(scratch_row + step_tail.KEY_BYTES, Uint32(parts - 1))
+                arrived = step_memory.arrive(scratch_row + step_sizes.KEY_BYTES, Uint32(parts - 1))
             if cute.arch.shuffle_sync(arrived, 0) == Uint32(parts - 1):
                 self.finish_row(
                     lane, row, step, scratch_row, draft_tokens, token_stride, embed, embeddings, packets
@@ -350,20 +339,28 @@ def compile_cache_fill(
     return _compile(step_fill.FillKernel(config, cache_dtype, vector, pdl), FILL_ARGUMENTS, arch, options)
 
 
+def _kernel_of(build: Any) -> tuple[Any, tuple[str, ...]]:
+    """The kernel and the arguments of a build, step_call.Build."""
+    match build.kernel:
+        case "anchor":
+            return step_rows.AnchorKernel(config, build.pdl), ANCHOR_ARGUMENTS
+        case "pick":
+            return step_rows.PickKernel(config, build.pdl), PICK_ARGUMENTS
+        case "fill":
+            return step_fill.FillKernel(config, build.cache, build.vector, build.pdl), FILL_ARGUMENTS
+    return StepKernel(build.block, build.base, build.cache, build.sharded, build.vector, build.pdl), STEP_ARGUMENTS
+
+
+def compile_build(build: Any, *, arch: str | None = None, options: str = ""):
+    """Compiles the build that a host names, step_call.Build."""
+    return _compile(*_kernel_of(build), arch, options)
+
+
 def describe(build: Any) -> Description:
-    """What a host must know to launch a build, step_call.Build, without this module."""
-    kernel, names = {
-        "anchor": lambda: (step_rows.AnchorKernel(config, build.pdl), ANCHOR_ARGUMENTS),
-        "step": lambda: (
-            StepKernel(build.block, build.base, build.cache, build.sharded, build.vector, build.pdl),
-            STEP_ARGUMENTS,
-        ),
-        "pick": lambda: (step_rows.PickKernel(config, build.pdl), PICK_ARGUMENTS),
-        "fill": lambda: (step_fill.FillKernel(config, build.cache, build.vector, build.pdl), FILL_ARGUMENTS),
-    }[build.kernel]()
-    # The grid's size is no parameter of the kernel.
-    grid = ("rows", "world") if build.kernel == "fill" else ("rows",)
-    return Description(parameters([name for name in names if name not in grid], NARROW), kernel.launch_shape(), {})
+    """What a host must know to launch a build without this module. What the grid alone depends on is no parameter."""
+    kernel, names = _kernel_of(build)
+    unused = ("rows", "world") if build.kernel == "fill" else ("rows",)
+    return Description(parameters([name for name in names if name not in unused], NARROW), kernel.launch_shape(), {})
 
 
 def compile_builds() -> dict[str, tuple[Callable[[str, str], Any], int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,10 @@ from typing import Any
 
 import torch
 
-from dspark_kernels._device import chain_launcher, chain_setup, host, plan_line
+from dspark_kernels._device import chain_launcher, chain_setup, host, kernel_store, plan_line
+
+from . import fake_kernels
+from .fake_kernels import FakeKernel
 
 V, N, R, MAX_REQS = 40, 3, 64, 6
 STREAM = 0x7F00_1234_5678_9ABC  # a handle is an address: 64 bits
@@ -51,29 +53,33 @@ class Recorder:
         self.failure: Exception | None = None
         self.compile_failure: Exception | None = None
         self.starts: list[int] = []  # first column of each draw
-        self.ARGUMENTS, self.NARROW = ARGUMENTS, NARROW
+        self.kernels: list[FakeKernel] = []
 
     # The chain module.
-    def records_words(self, line: Any, world: int = 1) -> int:
-        return 8 * line.row_slots * world
-
-    def compile_chain(self, line: Any, base_dtype: str, cache_dtype: str, *, pdl: bool = False, **ranks: Any) -> Any:
+    def compile_chain(
+        self,
+        line: Any,
+        base_dtype: str,
+        cache_dtype: str,
+        *,
+        pdl: bool = False,
+        arch: str = "",
+        options: str = "",
+        **ranks: Any,
+    ) -> FakeKernel:
         if self.compile_failure is not None:
             raise self.compile_failure
         self.compiled.append((line.row_slots, base_dtype, cache_dtype))
         self.ranks.append(ranks)
         self.pdl.append(pdl)
 
-        def launch(*slots: Any) -> None:
+        def run(arguments: dict[str, int], stream: int) -> None:
             if self.failure is not None:
                 raise self.failure
-            names = (*ARGUMENTS, "stream")
-            kinds = [ctypes.c_int32 if name in NARROW else ctypes.c_int64 for name in names]
-            addresses = [pointer.value for slot in slots for pointer in slot.__c_pointers__()]
-            values = [kind.from_address(address).value for kind, address in zip(kinds, addresses, strict=True)]
-            self.events.append(("chain", line.row_slots, dict(zip(names, values, strict=True))))
+            self.events.append(("chain", line.row_slots, arguments | {"stream": stream}))
 
-        return launch
+        self.kernels.append(FakeKernel(run, ARGUMENTS, NARROW, {"records_words": 8 * line.row_slots * ranks["world"]}))
+        return self.kernels[-1]
 
     # The noise module.
     def draw_noise(
@@ -102,11 +108,13 @@ def install(recorder: Recorder, replace: Callable[[Any, str, Any], None]) -> Non
     stream = SimpleNamespace(cuda_stream=STREAM, synchronize=lambda: None)
     replace(cuda, "current_stream", lambda device=None: stream)
     replace(cuda, "is_current_stream_capturing", lambda: False)
+    replace(kernel_store, "why_none", lambda recipes, device: None)
     replace(cuda, "current_device", lambda: CPU.index)
 
 
 def make_config(**changes: Any) -> SimpleNamespace:
     constants = {
+        "__file__": str(CHAIN),
         "MODEL": "toy",
         "VOCAB_SIZE": V,
         "DRAFT_VOCAB_SIZE": V,
@@ -131,6 +139,7 @@ def make_chain(gpu: Recorder, **changes: Any) -> type[chain_launcher.ChainLaunch
         config = make_config(**changes)
         noise = gpu
         load_chain = staticmethod(lambda: gpu)
+        provide = staticmethod(fake_kernels.provide)
 
     return Toy
 

@@ -85,7 +85,6 @@ class Rank:
 
             fake_gpu.install(self.gpu, replace)
             replace(chain_setup, "device_type", lambda tensor: "cuda")
-            replace(chain_setup.importlib.util, "find_spec", lambda name: object())
             replace(rank_memory, "place_of", lambda device: self.place)
             visible = {f"GPU-{rank}": rank for rank in range(self.world)}
             replace(rank_memory, "visible_gpus", lambda: visible)

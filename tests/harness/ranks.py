@@ -12,7 +12,6 @@ phase did what it must.
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import json
 import logging
@@ -146,8 +145,9 @@ class Run:
         self.product = load_product(Path(task.generated), task.model)
         self.place = join(task)
         self.launch, self.chain = self.product.module("launch"), self.product.module("chain")
-        # Samplers of one process share what is compiled, not the memory.
-        self.chain.compile_chain = functools.cache(self.chain.compile_chain)
+        # Samplers of one process share what is compiled, not the memory; a rank finds nothing that another has compiled, so that it
+        # can fail to compile alone.
+        os.environ[self.product.device_module("kernel_store").CACHE_VARIABLE] = tempfile.mkdtemp()
 
     def pairs(self) -> Sequence[tuple[str, str]]:
         """The dtypes of base logits and cache to run with: every cache dtype with the first base dtype, and the others once."""

@@ -322,6 +322,7 @@ def check_build(build: Build, folder: Path) -> str:
     wanted = product_line(found, line)
     found.config.PLANS[line.device, line.tp, line.row_slots] = wanted
     compiled: list[tuple[Any, float]] = []
+    os.environ[found.device_module("kernel_store").CACHE_VARIABLE] = str(folder / "cache")  # of this build alone
     chain = found.module("chain")
     compile_chain = chain.compile_chain
 

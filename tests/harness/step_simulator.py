@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 
+from dspark_kernels._device import step_sizes
+
 from .cases import Transform
 from .eager import head_output, transformed_sum
+from .fake_kernels import FakeKernel
 from .oracle import divide, gumbel, winner
 
 STEP = Path(__file__).parents[2] / "templates" / "model" / "step.tpl.py"
@@ -54,45 +57,29 @@ class StepSimulator:
         self.compiled: list[tuple[Any, ...]] = []
         self.launched: list[str] = []
 
-    def scratch_words(self, rows: int) -> int:
-        return 4 * rows
+    def compile_build(self, build: Any, *, arch: str, options: str) -> FakeKernel:
+        kernels: dict[str, tuple[tuple[Any, ...], Sequence[str], Callable[[Mapping[str, int]], None]]] = {
+            "anchor": (("anchor", build.pdl), self.ANCHOR_ARGUMENTS, self._anchor),
+            "step": (
+                ("step", build.block, build.base, build.cache, build.sharded, build.vector, build.pdl),
+                self.STEP_ARGUMENTS,
+                lambda a: self._step(a, build.base, build.cache, build.sharded, build.vector),
+            ),
+            "pick": (("pick", build.pdl), self.PICK_ARGUMENTS, self._pick),
+            "fill": (
+                ("fill", build.cache, build.vector, build.pdl),
+                self.FILL_ARGUMENTS,
+                lambda a: self._fill(a, build.cache, build.vector),
+            ),
+        }
+        choices, names, play = kernels[build.kernel]
+        self.compiled.append(choices)
 
-    def shard_pitch(self, width: int) -> int:
-        return -(-width // ENTRIES) * ENTRIES
+        def run(arguments: Mapping[str, int], stream: int) -> None:
+            self.launched.append(build.kernel)
+            play(arguments)
 
-    def compile_anchor_embed(self, *, pdl: bool) -> Callable[..., None]:
-        return self._build(("anchor", pdl), self.ANCHOR_ARGUMENTS, self._anchor)
-
-    def compile_step(
-        self, block: int, base: str, cache: str, *, sharded: bool, vector: bool, pdl: bool
-    ) -> Callable[..., None]:
-        def run(a: Mapping[str, int]) -> None:
-            self._step(a, base, cache, sharded, vector)
-
-        return self._build(("step", block, base, cache, sharded, vector, pdl), self.STEP_ARGUMENTS, run)
-
-    def compile_pick(self, *, pdl: bool) -> Callable[..., None]:
-        return self._build(("pick", pdl), self.PICK_ARGUMENTS, self._pick)
-
-    def compile_cache_fill(self, cache: str, *, vector: bool, pdl: bool) -> Callable[..., None]:
-        def run(a: Mapping[str, int]) -> None:
-            self._fill(a, cache, vector)
-
-        return self._build(("fill", cache, vector, pdl), self.FILL_ARGUMENTS, run)
-
-    def _build(
-        self, build: tuple[Any, ...], names: Sequence[str], run: Callable[[Mapping[str, int]], None]
-    ) -> Callable[..., None]:
-        self.compiled.append(build)
-
-        def launch(*slots: Any) -> None:
-            kinds = [ctypes.c_int32 if name in self.NARROW else ctypes.c_int64 for name in names]
-            addresses = [pointer.value for slot in slots[:-1] for pointer in slot.__c_pointers__()]
-            values = [kind.from_address(address).value for kind, address in zip(kinds, addresses, strict=True)]
-            self.launched.append(build[0])
-            run(dict(zip(names, values, strict=True)))
-
-        return launch
+        return FakeKernel(run, names, self.NARROW)
 
     # --- the kernels ---
 
@@ -104,7 +91,7 @@ class StepSimulator:
 
     def _anchor(self, a: Mapping[str, int]) -> None:
         rows, distance = a["rows"], a["query_per_row"]
-        words = self.scratch_words(rows)
+        words = step_sizes.scratch_words(rows)
         memory(a["scratch"], torch.int64, (words,), (1,)).zero_()
         for row, token in enumerate(memory(a["input_ids"], torch.int32, (rows,), (distance,)).tolist()):
             self._embedding(a, row, token if 0 <= token < self.config.VOCAB_SIZE else 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from tests.harness import fake_gpu  # noqa: E402
+from tests.harness import fake_gpu, fake_kernels  # noqa: E402
 from tests.harness.fake_gpu import (  # noqa: E402
     DEVICES,
     H200,
@@ -40,6 +39,7 @@ from dspark_kernels._device import (  # noqa: E402
     chain_share,
     draft_launcher,
     host,
+    kernel_store,
     plan_line,
 )
 
@@ -139,15 +139,14 @@ def test_why_not(
     expected: str | None,
 ) -> None:
     monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(chain_setup.importlib.util, "find_spec", lambda name: object())
     reason = make_chain(gpu, **constants).why_not(**(weights() | changes))
     assert reason is expected if expected is None else reason is not None and expected in reason
 
 
 def test_why_not_without_the_compiler(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(chain_setup.importlib.util, "find_spec", lambda name: None)
-    assert "nvidia-cutlass-dsl" in (make_chain(gpu).why_not(**weights()) or "")
+    monkeypatch.setattr(kernel_store, "why_none", lambda recipes, device: f"{len(list(recipes))} are missing")
+    assert "6 are missing" in (make_chain(gpu).why_not(**weights()) or "")
 
 
 def test_a_sampler_that_cannot_be_built_raises_the_reason(gpu: Recorder) -> None:
@@ -284,7 +283,6 @@ def test_noise_beyond_the_kernels_offsets_is_declined(gpu: Recorder, monkeypatch
         chain_share.why_noise_too_large(2**24 - 1, 128) or ""  # the pitch is a multiple of 4
     )
     monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(chain_setup.importlib.util, "find_spec", lambda name: object())
     large = {"VOCAB_SIZE": 2**28, "DRAFT_VOCAB_SIZE": 2**28, "DRAWN_COLUMNS": 2**28}
     weight = torch.empty((2**28, R), dtype=torch.bfloat16, device="meta")
     given = weights() | {"embed_weight": weight, "head_weight": weight}
@@ -439,7 +437,6 @@ def test_residency_of_a_grid(
 
 def test_pdl_needs_every_build_to_be_resident(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(chain_setup.importlib.util, "find_spec", lambda name: object())
     plans = real_lines(1, 8)
     most = {base: plan_line.shared_layout(plans["h200", 1, 8], R, N, size).total for base, size in DTYPE_BYTES}
     assert most["bf16"] < most["fp32"]
@@ -463,19 +460,19 @@ def test_pdl_is_a_bool(gpu: Recorder, monkeypatch: pytest.MonkeyPatch, pdl: Any)
     assert make_chain(gpu).why_not(**weights(), pdl=pdl) == f"pdl: expected a bool, got {pdl!r}"
 
 
-@pytest.mark.parametrize("blocks", [None, 0, 1])
+@pytest.mark.parametrize("blocks", [0, 1])
 def test_the_driver_has_the_last_word_on_a_programmatic_build(
-    gpu: Recorder, monkeypatch: pytest.MonkeyPatch, blocks: int | None
+    gpu: Recorder, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
     kind = make_chain(gpu, PLANS=real_lines(1, 8))
     monkeypatch.setattr(kind, "why_not", classmethod(lambda cls, *a, **k: None))
-    asked: list[dict[str, int]] = []
+    asked: list[fake_kernels.FakeKernel] = []
 
-    def blocks_per_sm(compiled: Any, **shape: int) -> int | None:
-        asked.append(shape)
+    def blocks_per_sm(kernel: fake_kernels.FakeKernel) -> int:
+        asked.append(kernel)
         return blocks
 
-    monkeypatch.setattr(chain_call, "blocks_per_sm", blocks_per_sm)
+    monkeypatch.setattr(fake_kernels.FakeKernel, "blocks_per_sm", blocks_per_sm)
     sampler = kind(**weights(), pdl=True)
     if blocks == 0:
         with pytest.raises(RuntimeError, match="8 row slots and bf16 base logits: expected one CTA on an SM"):
@@ -484,50 +481,9 @@ def test_the_driver_has_the_last_word_on_a_programmatic_build(
     else:
         sampler.sample(**batch(2))
         assert [event[0] for event in gpu.events] == ["draw", "chain"]
-    layout = plan_line.shared_layout(real_lines(8)["h200", 1, 8], R, N, 2)
-    assert asked == [{"threads": 384, "shared": layout.total}] and gpu.pdl == [True]
+    assert len(asked) == 1 and gpu.pdl == [True]
     kind(**weights()).sample(**batch(2))
     assert len(asked) == 1 and gpu.pdl == [True, False]  # off by default, and then nothing is asked
-
-
-class FakeDriver:
-    """Stands for the CUDA driver: a kernel whose occupancy is 1 once its shared memory is raised."""
-
-    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
-    CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="dynamic")
-
-    def __init__(self, status: Any = 0) -> None:
-        self.status, self.shared = status, 48 * 1024
-        self.CUlibrary = lambda address: ("library", address)
-
-    def cuLibraryGetKernel(self, library: Any, name: bytes) -> tuple[Any, Any]:  # noqa: N802
-        return self.status, (library, name)
-
-    def cuKernelGetFunction(self, kernel: Any) -> tuple[Any, Any]:  # noqa: N802
-        return 0, kernel
-
-    def cuFuncSetAttribute(self, function: Any, attribute: str, value: int) -> tuple[Any]:  # noqa: N802
-        self.shared = value
-        return (0,)
-
-    def cuOccupancyMaxActiveBlocksPerMultiprocessor(  # noqa: N802
-        self, function: Any, threads: int, shared: int
-    ) -> tuple[Any, int]:
-        assert function == (("library", 77), b"kernel_0") and threads == 384
-        return 0, int(shared <= self.shared)
-
-
-def test_occupancy_is_asked_of_the_loaded_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    bindings = pytest.importorskip("cuda.bindings")
-    compiled = SimpleNamespace(kernel_info={"kernel_0": {}}, library=77)
-    monkeypatch.setattr(bindings, "driver", FakeDriver(), raising=False)
-    assert chain_call.blocks_per_sm(compiled, 384, 200_000) == 1
-    refused = FakeDriver(SimpleNamespace(name="CUDA_ERROR_NOT_FOUND"))
-    monkeypatch.setattr(bindings, "driver", refused, raising=False)
-    with pytest.raises(RuntimeError, match="expected CUDA_SUCCESS, got CUDA_ERROR_NOT_FOUND"):
-        chain_call.blocks_per_sm(compiled, 384, 200_000)
-    assert chain_call.blocks_per_sm(lambda: None, 384, 200_000) is None  # nothing to ask
-    assert chain_call.blocks_per_sm(SimpleNamespace(kernel_info={}, library=77), 384, 200_000) is None
 
 
 def test_draft_sampler_passes_pdl_on(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:

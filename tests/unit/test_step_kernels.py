@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cutlass")
 
+from dspark_kernels._device import step_sizes  # noqa: E402
+
 KERNELS = ("noise", "chain", "fused", "step")
 VOCAB = 1003  # odd: rows end within a vector
 
@@ -41,8 +43,8 @@ def resources(compiled: Any) -> tuple[int, int]:
 
 def test_sizes(plain: ModuleType) -> None:
     """A row's scratch is a 32-byte sector; a position of a flat shard is whole vectors; a block has a thread for each 8 to 32 columns."""
-    assert [plain.scratch_words(rows) for rows in (1, 64)] == [4, 256]
-    assert [plain.shard_pitch(width) for width in (0, 1, 8, 9, 101024)] == [0, 8, 8, 16, 101024]
+    assert [step_sizes.scratch_words(rows) for rows in (1, 64)] == [4, 256]
+    assert [step_sizes.shard_pitch(width) for width in (0, 1, 8, 9, 101024)] == [0, 8, 8, 16, 101024]
     assert [plain.threads_of(block) for block in plain.BLOCK_SIZES] == [128, 128, 128, 256]
 
 

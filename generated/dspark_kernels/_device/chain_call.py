@@ -1,13 +1,10 @@
-"""One call of the chain kernel: what its tensors must look like, and how its arguments reach the compiled kernel.
+"""One call of the chain kernel: what its tensors must look like, and the arguments that it gives the kernel.
 
 Nothing here launches or synchronises; every refusal says what was expected and given.
 """
 
 from __future__ import annotations
 
-import ctypes
-import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,12 +12,11 @@ import torch
 
 from . import host
 from .chain_share import OFFSETS, Share
+from .cubin_launch import CubinKernel
 from .host import Expected, Misfit
 
 RANK_STRIDES = ("base_rank_stride", "token_rank_stride")  # between two emulated ranks
 BATCH_SHAPE_BITS = 28  # of the word that ranks compare in a debugging build
-SLOT_BYTES = 8  # of an argument in an ArgumentBlock
-NARROW_FIELD, WIDE_FIELD, STREAM_FIELD = "i4x", "q", "Q"  # int32 with padding, int64, CUstream
 
 
 class Expectations:
@@ -204,78 +200,10 @@ class Expectations:
         return word % (1 << BATCH_SHAPE_BITS)
 
 
-class Slot:
-    """One argument that lies in memory already. The protocol of CuTe DSL's JitArgument, as far as calls use it."""
-
-    def __init__(self, address: int) -> None:
-        self._pointers = [ctypes.c_void_p(address)]
-
-    def __c_pointers__(self) -> list[ctypes.c_void_p]:
-        """Where the compiled function finds the value."""
-        return self._pointers
-
-
-class ArgumentBlock:
-    """The arguments of a compiled kernel in one piece of memory, written by one ``struct`` call.
-
-    Given plain ints, CuTe DSL makes several objects of each argument in every call, 120 us for the chain's 27. It takes
-    objects with ``__c_pointers__`` as they are: 12 us, and 2 us to fill the block. What remains is its own packing.
-
-    Args:
-        launch: the compiled kernel.
-        names: its arguments in call order, without the stream, which comes last.
-        narrow: the names that are int32; all others are int64.
-    """
-
-    def __init__(self, launch: Callable[..., Any], names: Sequence[str], narrow: Collection[str]) -> None:
-        fields = [NARROW_FIELD if name in narrow else WIDE_FIELD for name in names]
-        # Little-endian without alignment of its own: every field is 8 bytes, an int32 in the first four.
-        self._layout = struct.Struct("<" + "".join([*fields, STREAM_FIELD]))
-        self._memory = ctypes.create_string_buffer(self._layout.size)
-        start = ctypes.addressof(self._memory)
-        self._slots = [Slot(start + SLOT_BYTES * place) for place in range(len(names) + 1)]
-        self._launch, self._names = launch, tuple(names)
-
-    def launch(self, arguments: Mapping[str, int], stream: int) -> None:
-        """Launch on a stream (its CUstream handle). The kernel has copied the block when this returns."""
-        self._layout.pack_into(self._memory, 0, *[arguments[name] for name in self._names], stream)
-        self._launch(*self._slots)
-
-
-def blocks_per_sm(compiled: Any, threads: int, shared: int) -> int | None:
-    """CTAs of a compiled kernel that the driver places on one SM of the current device at once.
-
-    None where the compiled object has no loaded library to ask about. Loads the kernel. Raises RuntimeError where the
-    driver refuses the question.
-
-    Args:
-        compiled: what CuTe DSL compiled, with one kernel in it.
-        threads: threads of a CTA.
-        shared: dynamic shared memory of a CTA in bytes.
-    """
-    names = list(getattr(compiled, "kernel_info", None) or ())
-    library = getattr(compiled, "library", None)
-    if library is None or len(names) != 1:
-        return None
-    from cuda.bindings import driver
-
-    def ask(answer: tuple[Any, ...]) -> Any:
-        if answer[0] != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"occupancy of the chain kernel: expected CUDA_SUCCESS, got {answer[0].name}")
-        return answer[-1]
-
-    kernel = ask(driver.cuLibraryGetKernel(driver.CUlibrary(int(library)), names[0].encode()))
-    function = ask(driver.cuKernelGetFunction(kernel))
-    # The answer for more than 48 KiB counts this attribute, which the launch needs as well.
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    ask(driver.cuFuncSetAttribute(function, attribute, shared))
-    return int(ask(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared)))
-
-
 class Variant(NamedTuple):
     """One compiled chain kernel and the device state that belongs to it alone."""
 
-    block: ArgumentBlock
+    kernel: CubinKernel
     ctas: int  # of one rank
     records: torch.Tensor  # uint64 words of each rank of the launch, zeroed once: every launch tags its own records
     epoch: torch.Tensor  # int32, one of each rank of the launch, zeroed once, counted by the kernel

@@ -99,8 +99,9 @@ class ChainLauncher(ChainCalls):
         options = Options(max_reqs, cache_dtype, check_ranks, device_name, timeout_ms, pdl)
 
         def check() -> str | None:
-            ranked = {"group": group, "shard_width": shard_width}
-            return self.why_not(embed_weight, head_weight, d2t=d2t, **ranked, **options._asdict())
+            return self.why_not(
+                embed_weight, head_weight, d2t=d2t, group=group, shard_width=shard_width, **options._asdict()
+            )
 
         self._refuse(ranks.agree(self._attempt(ranks, "checking the arguments", check)))
         assert embed_weight is not None and head_weight is not None  # why_not

@@ -24,13 +24,13 @@ def ask(answer: tuple[Any, ...], what: str) -> Any:
 
 
 def size_of(dimension: Dimension, arguments: Mapping[str, int]) -> int:
-    """CTAs along one axis of the grid, for one launch's arguments."""
+    """CTAs along one axis of the grid, at least one, for one launch's arguments."""
     if isinstance(dimension, int):
         return dimension
     if isinstance(dimension, str):
         return arguments[dimension]
     name, share = dimension
-    return -(-arguments[name] // share)
+    return max(-(-arguments[name] // share), 1)
 
 
 class CubinKernel:
@@ -54,6 +54,7 @@ class CubinKernel:
         self._library = ask(driver.cuLibraryLoadData(image.cubin, [], [], 0, [], [], 0), name)
         kernel = ask(driver.cuLibraryGetKernel(self._library, image.entry.encode()), name)
         self._function = ask(driver.cuKernelGetFunction(kernel), name)
+        self._check_parameters(kernel, name)
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         ask(driver.cuFuncSetAttribute(self._function, limit, shape.shared), f"{name}: {shape.shared} bytes shared")
 
@@ -84,6 +85,20 @@ class CubinKernel:
         self._fixed_grid = all(isinstance(size, int) for size in shape.grid)
         if self._fixed_grid:
             self._set_grid({})
+
+    def _check_parameters(self, kernel: Any, name: str) -> None:
+        """Raise RuntimeError unless the kernel takes what its description says."""
+        from cuda.bindings import driver
+
+        wanted = [parameter.size for parameter in self.image.description.parameters]
+        found: list[int] = []
+        while len(found) <= len(wanted):
+            status, _, size = driver.cuKernelGetParamInfo(kernel, len(found))
+            if status != driver.CUresult.CUDA_SUCCESS:  # no such parameter
+                break
+            found.append(size)
+        if found != wanted:
+            raise RuntimeError(f"{name}: expected parameters of {wanted} bytes, got {found}")
 
     def _set_grid(self, arguments: Mapping[str, int]) -> None:
         sizes = [size_of(size, arguments) for size in self.image.description.shape.grid]

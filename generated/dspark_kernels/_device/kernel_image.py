@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 WIDE_BYTES, NARROW_BYTES = 8, 4  # of a kernel parameter: an address or int64, an int32
 
-# CTAs along one axis: a number, the name of the argument whose value it is, or (name, n): that value divided by n, rounded up.
+# CTAs along one axis: a number, the name of the argument whose value it is, or (name, n): that value divided by n,
+# rounded up, and at least 1.
 Dimension = int | str | tuple[str, int]
 
 

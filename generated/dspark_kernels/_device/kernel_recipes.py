@@ -88,20 +88,43 @@ def chain_recipes(
 
 
 def step_recipes(
+    config: ModuleType,
+    load_step: Callable[[], ModuleType],
+    *,
+    width: int,
+    sharded: bool,
+    max_reqs: int,
+    cache_dtype: torch.dtype,
+) -> Iterator[Recipe]:
+    """The builds of a step sampler.
+
+    Args:
+        config: the model's config.py.
+        load_step: imports the step kernels' module.
+        width: vocabulary columns of a rank.
+        sharded: whether ranks share the vocabulary.
+        max_reqs: most request rows of a call.
+        cache_dtype: dtype of the logits cache.
+    """
+    expected = step_call.Expectations(config, CPU, max_reqs=max_reqs, cache_dtype=cache_dtype, width=width)
+    fills = sharded or config.D2T
+    for build in step_call.all_builds(config, expected, max_reqs, sharded=sharded, fills=fills):
+        yield step_recipe(config, load_step, build)
+
+
+def all_step_recipes(
     config: ModuleType, load_step: Callable[[], ModuleType], tp_sizes: Sequence[int]
 ) -> Iterator[Recipe]:
-    """The builds of step samplers for any number of rows, with and without a sharded head; arguments as for `chain_recipes`."""
+    """The builds of step samplers for any number of rows; arguments as for `chain_recipes`. Some come more than once."""
     most_rows = 1 + max(config.STEP_PDL_MAX_ROWS, *(rows for rows, _ in config.STEP_BLOCKS))
-    seen = set()
     for world in tp_sizes:
         width = chain_share.even_width(config.DRAFT_VOCAB_SIZE, world)
         for cache in config.CACHE_DTYPES:
-            expected = step_call.Expectations(
-                config, CPU, max_reqs=most_rows, cache_dtype=host.DTYPES[cache], width=width
+            yield from step_recipes(
+                config,
+                load_step,
+                width=width,
+                sharded=world > 1,
+                max_reqs=most_rows,
+                cache_dtype=host.DTYPES[cache],
             )
-            for _, variant in step_call.variants(config, most_rows, width):
-                fills = world > 1 or config.D2T
-                for build in step_call.builds(variant, expected, sharded=world > 1, fills=fills):
-                    if build not in seen:
-                        seen.add(build)
-                        yield step_recipe(config, load_step, build)

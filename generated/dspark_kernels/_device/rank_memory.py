@@ -113,6 +113,8 @@ def share_buffer(ranks: RankGroup, size: int, device: torch.device) -> PeerBuffe
     """
     from torch.distributed import _symmetric_memory as symmetric
 
+    group = ranks.group
+    assert group is not None  # several ranks
     places = ranks.gather(ranks.attempt("place of the rank", lambda: place_of(device)))
     unreachable = ranks.attempt(
         "looking for the peers' GPUs", lambda: why_unreachable(ranks.rank, places, device, visible_gpus())
@@ -125,7 +127,7 @@ def share_buffer(ranks: RankGroup, size: int, device: torch.device) -> PeerBuffe
         return symmetric.empty(size, dtype=torch.uint8, device=device)
 
     local = ranks.attempt(f"allocating {size} bytes of symmetric memory", allocate)
-    handle = ranks.attempt("rendezvous of symmetric memory", lambda: symmetric.rendezvous(local, ranks.group))
+    handle = ranks.attempt("rendezvous of symmetric memory", lambda: symmetric.rendezvous(local, group))
     pointers = list(handle.buffer_ptrs)
     refused = ranks.agree(why_no_pointers(pointers, ranks.rank, local.data_ptr()))
     if refused is not None:

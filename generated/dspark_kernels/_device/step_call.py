@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 
 from . import host
-from .chain_call import ArgumentBlock
 from .host import Expected
 
 BF16_BYTES = 2
@@ -155,22 +154,6 @@ def vector_ok(width: int, *operands: torch.Tensor) -> bool:
     return width % VECTOR_ENTRIES == 0 and all(host.vector_ok(operand) for operand in operands)
 
 
-def compile_build(module: ModuleType, build: Build) -> ArgumentBlock:
-    """Compile one build by a model's step.py, for this machine's GPU."""
-    match build.kernel:
-        case "anchor":
-            made, names = module.compile_anchor_embed(pdl=build.pdl), module.ANCHOR_ARGUMENTS
-        case "step":
-            options = {"sharded": build.sharded, "vector": build.vector, "pdl": build.pdl}
-            made, names = module.compile_step(build.block, build.base, build.cache, **options), module.STEP_ARGUMENTS
-        case "pick":
-            made, names = module.compile_pick(pdl=build.pdl), module.PICK_ARGUMENTS
-        case _:
-            made = module.compile_cache_fill(build.cache, vector=build.vector, pdl=build.pdl)
-            names = module.FILL_ARGUMENTS
-    return ArgumentBlock(made, names, module.NARROW)
-
-
 class Expectations:
     """What the tensors of a call must look like, by row count; made once, so that a call only compares.
 
@@ -250,6 +233,15 @@ def builds(variant: Variant, expected: Expectations, *, sharded: bool, fills: bo
         yield Build("pick", variant.pdl)
     for vector in vector_choices(expected.width) if fills else ():
         yield Build("fill", variant.pdl, vector, cache=cache)
+
+
+def all_builds(
+    config: ModuleType, expected: Expectations, max_reqs: int, *, sharded: bool, fills: bool
+) -> Iterator[Build]:
+    """Every build that calls of 1 to ``max_reqs`` request rows launch, once; arguments as for ``builds``."""
+    variants_of = (variant for _, variant in variants(config, max_reqs, expected.width))
+    found = (build for variant in variants_of for build in builds(variant, expected, sharded=sharded, fills=fills))
+    yield from dict.fromkeys(found)
 
 
 def call_arguments(

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from . import host, step_call, step_reasons, vocabulary
-from .chain_call import ArgumentBlock
+from . import host, kernel_recipes, kernel_store, step_call, step_reasons, step_sizes, vocabulary
+from .cubin_launch import CubinKernel
+from .kernel_store import Recipe
 from .rank_group import Declined, RankGroup
 from .step_call import Build, CallViews, Exchange, Variant
 from .vocab_parallel_head import VocabParallelHead
@@ -56,6 +57,7 @@ class StepLauncher:
 
     config: ClassVar[ModuleType]
     load_step: ClassVar[Callable[[], ModuleType]]
+    provide: ClassVar[Callable[[Recipe, torch.device], CubinKernel]] = staticmethod(kernel_store.provide)
 
     def __init__(
         self,
@@ -90,11 +92,10 @@ class StepLauncher:
             self._head, self.first, self.width = head_weight.storage, head_weight.first, head_weight.width
         else:
             self._head, self.first, self.width = head_weight.detach(), 0, config.DRAFT_VOCAB_SIZE
-        self._step = self.load_step()
         self._offsets = d2t if config.D2T else None
         self._draft_ids = vocabulary.draft_ids(config, vocabulary.target_ids(config, d2t, self.device))
         self._fills = sharded or config.D2T
-        self._pitch = self._step.shard_pitch(self.width)
+        self._pitch = step_sizes.shard_pitch(self.width)
         # Tensors made in inference mode could not be written outside it.
         with torch.inference_mode(False):
             self._buffers = step_call.Buffers(
@@ -105,7 +106,7 @@ class StepLauncher:
                 world=self.world,
                 shard_pitch=self._pitch if self._fills else 0,
                 cache_dtype=cache_dtype,
-                scratch_words=self._step.scratch_words(max_reqs),
+                scratch_words=step_sizes.scratch_words(max_reqs),
             )
         self._expected = step_call.Expectations(
             config, self.device, max_reqs=max_reqs, cache_dtype=cache_dtype, width=self.width
@@ -121,7 +122,7 @@ class StepLauncher:
             "world": self.world,
         }
         self._views: dict[int, CallViews] = {}
-        self._blocks: dict[Build, ArgumentBlock] = {}
+        self._kernels: dict[Build, CubinKernel] = {}
         self._warming = False
 
     # --- reasons to decline ---
@@ -163,12 +164,24 @@ class StepLauncher:
             or vocabulary.why_not(config, d2t, embed_weight.device)
             or step_reasons.why_not_cache(config, max_reqs, cache_dtype, logits_cache, embed_weight.device)
             or cls.why_not_ranks(head_weight, group, device_group)
+            or cls._why_no_kernels(head_weight, max_reqs, cache_dtype, embed_weight.device)
         )
 
     @classmethod
     def why_not_ranks(cls, head_weight: Head, group: Any, device_group: Any) -> str | None:
         """Why the ranks cannot share this head, or None."""
         return step_reasons.why_not_groups(head_weight, group, device_group)
+
+    @classmethod
+    def _why_no_kernels(cls, head: Head, max_reqs: int, cache_dtype: torch.dtype, device: torch.device) -> str | None:
+        """Why some kernel can neither be found nor compiled, or None. Compiles nothing."""
+        shard = {"width": cls.config.DRAFT_VOCAB_SIZE, "sharded": False}
+        if isinstance(head, VocabParallelHead):
+            shard = {"width": head.width, "sharded": head.world > 1}
+        recipes = kernel_recipes.step_recipes(
+            cls.config, cls.load_step, max_reqs=max_reqs, cache_dtype=cache_dtype, **shard
+        )
+        return kernel_store.why_none(recipes, device)
 
     @classmethod
     def create(cls, *weights: Any, **options: Any) -> Self | None:
@@ -351,27 +364,28 @@ class StepLauncher:
 
     # --- builds ---
 
-    def _build(self, build: Build) -> ArgumentBlock:
-        """A compiled kernel with its argument block, compiled now if it is the first time.
+    def _build(self, build: Build) -> CubinKernel:
+        """A kernel, found or compiled now if it is the first time.
 
         Raises RuntimeError where compiling now would end a graph capture, or keep other ranks waiting in a collective.
         """
-        if build not in self._blocks:
+        if build not in self._kernels:
             if not self._warming and (self.world > 1 or torch.cuda.is_current_stream_capturing()):
                 raise RuntimeError(
                     f"{self.config.MODEL}: {build} is not compiled; call warmup() before capturing a graph, and with a "
                     "sharded head on every rank before the first call"
                 )
-            self._blocks[build] = step_call.compile_build(self._step, build)
-        return self._blocks[build]
+            recipe = kernel_recipes.step_recipe(self.config, self.load_step, build)
+            self._kernels[build] = self.provide(recipe, self.device)
+        return self._kernels[build]
 
     def compile(self) -> None:
         """Compile every build that calls of 1 to ``max_reqs`` rows can launch, for this cache dtype. Launches nothing."""
         self._warming = True
         try:
-            for _, variant in step_call.variants(self.config, self.max_reqs, self.width):
-                for build in step_call.builds(variant, self._expected, sharded=self.world > 1, fills=self._fills):
-                    self._build(build)
+            shared = {"sharded": self.world > 1, "fills": self._fills}
+            for build in step_call.all_builds(self.config, self._expected, self.max_reqs, **shared):
+                self._build(build)
         finally:
             self._warming = False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 from typing import Any
 
@@ -24,8 +23,6 @@ def why_not_platform(embed_weight: Any) -> str | None:
     facts = host.read_device(embed_weight.device)
     if facts.capability < LEAST_CAPABILITY:
         return f"platform: expected compute capability {'.'.join(map(str, LEAST_CAPABILITY))} or later, got {facts}"
-    if importlib.util.find_spec("cutlass") is None:
-        return "CuTe DSL is missing: install nvidia-cutlass-dsl"
     return None
 
 

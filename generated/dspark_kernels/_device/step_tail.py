@@ -11,9 +11,6 @@ from . import keys, ptx
 LANES = 32
 PIECE = 16  # bytes that a lane copies at once
 BF16_BYTES, WORD_BYTES, TOKEN_BYTES = 2, 4, 8
-KEY_BYTES = 8  # a 64-bit key: keys.ordered of the score, then the complement of the token id
-SCRATCH_BYTES = 32  # of a row: its best key and its count of arrivals, alone in a sector of memory
-SCRATCH_WORDS = SCRATCH_BYTES // KEY_BYTES
 MINUS_INFINITY = 0xFF800000
 NO_TOKEN = 0x7FFFFFFF  # of a rank without a candidate: larger than any id, so that it loses to another rank's -inf
 ALL_ONES = 0xFFFFFFFF
