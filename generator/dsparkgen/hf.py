@@ -372,6 +372,9 @@ class _Builder:
             self.entries["draft.sample_from_anchor"] = Entry(from_anchor, comment, state)
         else:
             self.fact("draft.sample_from_anchor", None)
+        candidates = self.find(int, "dspark_draft_topk")
+        if candidates is not None:
+            self.fact("draft.top_k", candidates)
         self.choice("draft.max_rows", 8, "request rows of one chain launch")
 
     def proposal(self) -> Found | None:

@@ -8,7 +8,7 @@ import keyword
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,8 @@ PacketRole = Literal["score", "token", "nan", "spare"]
 Arch = Literal["sm_90a", "sm_100a", "sm_103a", "sm_120a"]
 NAME = r"^[a-z][a-z0-9_]*$"
 Broken = Iterator[tuple[Location, str]]
+
+EXAMPLE_KEY = "vocabulary.target"
 
 # A Gumbel key packs an ordered fp32 score (32 bits) and the token id; 24 bits of id leave 8 for a tag.
 MAX_VOCABULARY = 1 << 24
@@ -294,6 +296,26 @@ def _step_blocks(spec: Any) -> Broken:
         yield ("step", "default_block"), f"must be a power of two (got {spec.step.default_block})"
 
 
+def _provenance(spec: Any) -> Broken:
+    for field in ("unknown", "unverified"):
+        for index, name in enumerate(getattr(spec.provenance, field)):
+            if not _is_key(name):
+                yield (
+                    ("provenance", field, index),
+                    f"must be a key of this format, as in {EXAMPLE_KEY} (got {show(name)})",
+                )
+
+
+def _is_key(name: str) -> bool:
+    """Whether a dotted name is that of a value of the format, not of a table."""
+    found: Any = ModelSpec
+    for part in name.split("."):
+        if not (isinstance(found, type) and issubclass(found, Table) and part in found.model_fields):
+            return False
+        found = found.model_fields[part].annotation
+    return not (isinstance(found, type) and issubclass(found, Table))
+
+
 def _packet(spec: Any) -> Broken:
     taken: dict[int, str] = {}
     names: set[str] = set()
@@ -327,36 +349,42 @@ def _packet_needed(spec: Any) -> Broken:
 
 
 # What each kernel of this generator can serve. A spec may describe more than today's kernels compute; a listed kernel
-# that would compute something else is an error at the field that it cannot serve. Each limit is (location, what the
-# field must be, what it is).
+# that would compute something else is an error at the field that it cannot serve.
 
-Limits = Iterator[tuple[Location, str, object]]
+
+class Limit(NamedTuple):
+    """A field that a kernel cannot serve."""
+
+    where: Location
+    expected: str  # what it must be, in words
+    found: object
+    because: str = ""  # what stands in the way
+
+
+Limits = Iterator[Limit]
 FP32_NOISE = ("murmur3_32", "philox_32")
 OTHER_HEADS = {
-    "gated": "scales the Markov embedding by a gate of the draft model's hidden state before the product",
-    "rnn": "carries a recurrent state from position to position beside the previous token",
+    "gated": "a gated head needs a kernel that gates the Markov embedding by the draft model's hidden state",
+    "rnn": "an rnn head needs a kernel that carries a recurrent state from position to position",
 }
 """What a kernel for another form of the head would have to do."""
 
 
 def _noise_limits(spec: Any) -> Limits:
-    if spec.noise.scheme not in FP32_NOISE:
-        yield ("noise", "scheme"), f"{_either(FP32_NOISE)}, fp32 as its buffer,", spec.noise.scheme
+    yield from _must_be_among(spec, ("noise", "scheme"), FP32_NOISE, "it writes fp32 noise")
     if not spec.logits.cache_dtypes:
-        yield ("logits", "cache_dtypes"), "a list with an item, as greedy drafts use no noise,", ()
+        yield Limit(("logits", "cache_dtypes"), "a list with an item", (), "greedy drafts use no noise")
 
 
 def _dense_limits(spec: Any) -> Limits:
     """What every kernel needs that computes the bias of the whole draft vocabulary from one Markov embedding."""
-    if spec.markov.head_type in OTHER_HEADS:
-        reason = (
-            f'"vanilla", as a {spec.markov.head_type} head needs a kernel that {OTHER_HEADS[spec.markov.head_type]},'
-        )
-        yield ("markov", "head_type"), reason, spec.markov.head_type
-    yield from _must_be(spec, ("markov", "bias_rounding"), "bf16")
-    if spec.draft.top_k:
-        reason = "0, as a top-k draft needs a kernel that gathers head rows by candidate,"
-        yield ("draft", "top_k"), reason, spec.draft.top_k
+    head = spec.markov.head_type
+    yield from _must_be_among(spec, ("markov", "head_type"), ("vanilla",), OTHER_HEADS.get(head, ""))
+    yield from _must_be_among(
+        spec, ("markov", "bias_rounding"), ("bf16",), "an fp32 bias needs a kernel that keeps it so"
+    )
+    gathers = "a top-k draft needs a kernel that gathers head rows by candidate"
+    yield from _must_be_among(spec, ("draft", "top_k"), (0,), gathers)
 
 
 def _fused_limits(spec: Any) -> Limits:
@@ -365,34 +393,25 @@ def _fused_limits(spec: Any) -> Limits:
 
 def _chain_limits(spec: Any) -> Limits:
     yield from _dense_limits(spec)
-    if spec.noise.scheme not in FP32_NOISE:
-        yield (
-            ("noise", "scheme"),
-            f"{_either(FP32_NOISE)}, as its exchange record holds 32 bits of score,",
-            spec.noise.scheme,
-        )
-    yield from _must_be(spec, ("parallel", "exchange"), "mailbox")
+    yield from _must_be_among(spec, ("noise", "scheme"), FP32_NOISE, "its exchange record has 32 bits of score")
+    yield from _must_be_among(spec, ("parallel", "exchange"), ("mailbox",))
     if spec.markov.rank_dim % 32:
-        yield ("markov", "rank_dim"), "a multiple of 32", spec.markov.rank_dim
+        yield Limit(("markov", "rank_dim"), "a multiple of 32", spec.markov.rank_dim)
 
 
 def _step_limits(spec: Any) -> Limits:
     yield from _dense_limits(spec)
-    yield from _must_be(spec, ("noise", "scheme"), "murmur3_32")
+    yield from _must_be_among(spec, ("noise", "scheme"), ("murmur3_32",))
     if not spec.logits.cache_dtypes:
-        yield ("logits", "cache_dtypes"), "a list with an item", ()
+        yield Limit(("logits", "cache_dtypes"), "a list with an item", ())
 
 
-def _either(values: Sequence[str]) -> str:
-    return " or ".join(show(value) for value in values)
-
-
-def _must_be(spec: Any, where: tuple[str, ...], value: object) -> Limits:
+def _must_be_among(spec: Any, where: tuple[str, ...], values: Sequence[object], because: str = "") -> Limits:
     found = spec
     for part in where:
         found = getattr(found, part)
-    if found != value:
-        yield where, show(value), found
+    if found not in values:
+        yield Limit(where, " or ".join(show(value) for value in values), found, because)
 
 
 KERNELS: dict[str, Callable[[Any], Limits]] = {
@@ -428,14 +447,16 @@ def _kernels_needed(spec: Any) -> Broken:
 
 
 def _kernels_serve(spec: Any) -> Broken:
-    served: dict[tuple[Location, str, str], list[str]] = {}
+    served: dict[tuple[Location, str, str, str], list[str]] = {}
     for kernel in spec.emit.kernels:
-        for where, expected, found in KERNELS[kernel](spec) if kernel in KERNELS else ():
-            served.setdefault((where, expected, show(found)), []).append(kernel)
-    for (where, expected, got), kernels in served.items():
+        for limit in KERNELS[kernel](spec) if kernel in KERNELS else ():
+            key = (limit.where, limit.expected, show(limit.found), limit.because)
+            served.setdefault(key, []).append(kernel)
+    for (where, expected, got, because), kernels in served.items():
         *first, last = sorted(kernels)
         names = f"{', '.join(first)} and {last} kernels" if first else f"{last} kernel"
-        yield where, f"must be {expected} for the {names} (got {got})"
+        reason = f": {because}" if because else ""
+        yield where, f"must be {expected} for the {names} (got {got}){reason}"
 
 
 class ModelSpec(Table):
@@ -453,6 +474,7 @@ class ModelSpec(Table):
         _distinct("emit", "archs"),
         _tp_order,
         _step_blocks,
+        _provenance,
         _packet,
         _packet_needed,
         _kernels_exist,
