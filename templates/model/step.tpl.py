@@ -29,6 +29,8 @@ from . import config
 from .config import DRAFT_SALT, NUM_STEPS
 
 LANES = 32
+WORD_BITS = 32
+INT64_BYTES, FP32_BYTES = 8, 4
 BLOCK_SIZES = (1024, 2048, 4096, 8192)  # vocabulary columns of a block; all give the same tokens
 LEAST_THREADS, MOST_THREADS = 128, 256  # of a block
 MOST_COLUMNS = 32  # of a thread, where that leaves a block enough threads
@@ -108,6 +110,16 @@ def shared_bytes(block: int) -> int:
     return (threads_of(block) // LANES + 1) * step_sizes.KEY_BYTES
 
 
+def low_word(x: Uint64) -> Uint32:
+    """The lower 32 bits."""
+    return Uint32(x & Uint64(step_tail.ALL_ONES))
+
+
+def high_word(x: Uint64) -> Uint32:
+    """The upper 32 bits."""
+    return Uint32(x >> Uint64(WORD_BITS))
+
+
 class StepKernel(step_scan.Scan, step_tail.Tail):
     """One build: columns of a block, the base logits' and the cache's dtype, ranks, 16-byte accesses."""
 
@@ -177,22 +189,18 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         )
         self.fetch_first(place)
         cute.arch.sync_threads()  # the block's rank is there
-        state = ptx.ldg_s64(idx_mapping + sample * 8)
-        position = ptx.ldg_s64(sample_pos + sample * 8)
+        state = ptx.ldg_s64(idx_mapping + sample * INT64_BYTES)
+        position = ptx.ldg_s64(sample_pos + sample * INT64_BYTES)
         known = ptx.ld_relaxed_gpu(scratch_row)
         heat, seed = Float32(0.0), Int64(0)
         if state >= 0:  # a padding row is greedy and reads nothing at its index
-            heat = ptx.float_of(ptx.ldg_b32(temperature + state * 4))
-            seed = ptx.ldg_s64(seeds + state * 8)
+            heat = ptx.float_of(ptx.ldg_b32(temperature + state * FP32_BYTES))
+            seed = ptx.ldg_s64(seeds + state * INT64_BYTES)
         # % if spec.noise.step_mix
-        seed = seed ^ (Int64(step) << 32)
+        seed = seed ^ (Int64(step) << WORD_BITS)
         # % endif
         key = position - 1 + DRAFT_SALT
-        seed_bits, key_bits = Uint64(seed), Uint64(key)
-        low_half = Uint64(0xFFFFFFFF)
-        prefix = step_math.hash_prefix(
-            Uint32(seed_bits & low_half), Uint32(seed_bits >> Uint64(32)), Uint32(key_bits & low_half)
-        )
+        prefix = step_math.hash_prefix(low_word(Uint64(seed)), high_word(Uint64(seed)), low_word(Uint64(key)))
         slope = ptx.div_full(Float32(step_scan.LOG2_E), heat)
         if not ((slope < Float32(step_scan.STEEPEST)) & (slope > Float32(-step_scan.STEEPEST))):
             slope = ptx.float_of(Uint32(step_scan.NAN))
@@ -200,7 +208,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         c = place._replace(
             lane=lane, vocab_start=vocab_start, d2t=d2t, cached=state >= 0, greedy=heat == Float32(0.0), temperature=heat,
             cache=cache + cache_row * cache_row_stride * self.cache_bytes, slope=slope, prefix=prefix,
-            known_rank=Uint32(known >> Uint64(32)), shared_rank=shared_rank,
+            known_rank=high_word(known), shared_rank=shared_rank,
             floor=cute.make_rmem_tensor(cute.make_layout(1), Float32),
             best=cute.make_rmem_tensor(cute.make_layout(2), Uint32),
             logits=cute.make_rmem_tensor(cute.make_layout(step_scan.ENTRIES), Float32),
@@ -224,7 +232,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
             arrived = Uint32(0)
             if lane == 0:
                 if top != 0:
-                    step_memory.raise_key(scratch_row, (Uint64(top) << Uint64(32)) | Uint64(low))
+                    step_memory.raise_key(scratch_row, (Uint64(top) << Uint64(WORD_BITS)) | Uint64(low))
                 arrived = step_memory.arrive(scratch_row + step_sizes.KEY_BYTES, Uint32(parts - 1))
             if cute.arch.shuffle_sync(arrived, 0) == Uint32(parts - 1):
                 self.finish_row(
@@ -249,8 +257,8 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         if lane == 0:  # the thread whose arrival acquired the other blocks' keys
             winner = ptx.ld_relaxed_gpu(scratch_row)
             ptx.stg_s64(scratch_row, Int64(0))
-        top = Uint32(cute.arch.shuffle_sync(Uint32(winner >> Uint64(32)), 0))
-        low = Uint32(cute.arch.shuffle_sync(Uint32(winner & Uint64(0xFFFFFFFF)), 0))
+        top = Uint32(cute.arch.shuffle_sync(high_word(winner), 0))
+        low = Uint32(cute.arch.shuffle_sync(low_word(winner), 0))
         token = Int32(low ^ Uint32(step_tail.ALL_ONES))
         if cutlass.const_expr(self.sharded):
             self.write_packet(lane, packets, row, top, token)

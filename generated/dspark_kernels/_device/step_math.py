@@ -106,7 +106,8 @@ def gumbel(bits: Uint32, *, loc=None, ip=None) -> Float32:
         + _log("$0", "w")
         + f"neg.f32 $0, $0;\nsetp.lt.f32 p, u, {_hex(QUARTER)};\nselp.f32 v, v, $0, p;\n"
         + _log("$0", "v")
-        + "neg.f32 $0, $0;\n"
+        # Triton's minus is a subtraction from 0: noise of exactly 0 is +0.0
+        + f"sub.rn.f32 $0, {_hex(0)}, $0;\n"
     )
     return Float32(_pure(T.f32(), [bits], text, "=&f,r", loc, ip))
 
