@@ -41,7 +41,9 @@ class Ranks:
         self.emulated = emulated
         self.check_ranks = check_ranks
         self.peers = world - 1
-        self.last_warp = line.warps - 1  # has no row of its own: row_slots < warps
+        self.last_warp = line.warps - 1
+        if world > 1 and self.last_warp < line.row_slots:
+            raise ValueError(f"warps: expected more than the {line.row_slots} that see to a row each, got {line.warps}")
         self.grid_wait = mailbox.Wait(line.ctas + 1, self.tag_bits, across=False)
         self.rank_wait = mailbox.Wait(world, self.tag_bits, across=True)
         self.rank_words = mailbox.records_words(line.ctas, line.row_slots)
@@ -79,7 +81,8 @@ class Ranks:
         first = rank * shard_width
         return first, cutlass.max(cutlass.min(shard_width, self.drawn_columns - first), 0)
 
-    # ---- addresses, kept in shared memory: [rank] its symmetric buffer; [world + j] this rank's staging at the j-th peer; own staging
+    # ---- 64-bit words in shared memory: [rank] address of its symmetric buffer; [world + j] of this rank's staging at the j-th peer, then
+    # of the own staging; [2 * world] the number of this launch. Memory's count cannot be read again: CTA 0 may have ended and changed it.
 
     def rank_address(self, c, place) -> Int64:
         """One of the addresses that meet_ranks wrote down."""
@@ -123,6 +126,8 @@ class Ranks:
                 staging += Int64(self.staging_place(c.rank, c.tid)) * self.source_bytes(c)
             self.store_address(c, c.tid, buffer)
             self.store_address(c, self.world + place, staging)
+            if c.tid == c.rank:
+                self.store_address(c, 2 * self.world, Int64(launches))
         if cutlass.const_expr(self.check_ranks):
             if (c.cta == 0) & (c.warp == 0):
                 self.compare_launches(c, launches)
@@ -236,7 +241,7 @@ class Ranks:
         """
         j = cutlass.min(c.lane, self.peers - 1)
         peer = self.peer(c, j)
-        count = ptx.ldg_b32(c.launches) + Uint32(1)
+        count = Uint32(self.rank_address(c, 2 * self.world)) + Uint32(1)
         target = self.rank_address(c, peer) + c.arrivals + Int64(c.rank * self.line.ctas + c.cta) * 8
         own = self.rank_address(c, c.rank) + c.arrivals + Int64(peer * self.line.ctas + c.cta) * 8
         if c.lane < self.peers:

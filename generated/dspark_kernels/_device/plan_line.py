@@ -55,7 +55,7 @@ class SharedLayout(NamedTuple):
     row_table: int  # [row slot][position] 16 bytes: cache address, temperature, whether the cache is written
     order: int  # [warp][MOST_ITEMS] the warp's tiles in its order, 16 bits each
     barriers: int  # one mbarrier a slot
-    ranks: int  # [rank] address of its symmetric buffer, then of the staging of this launch (chain_ranks.py); nothing at TP 1
+    ranks: int  # addresses of the ranks' symmetric buffers and staging, and the launch's number (chain_ranks.py); nothing at TP 1
     inputs: int  # [warp][ahead][row slot] noise and base logits of a tile
     total: int
 
@@ -104,7 +104,7 @@ def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int
         line.row_slots * num_steps * ROW_TABLE_BYTES,
         line.warps * MOST_ITEMS * ORDER_BYTES,
         slots * MBARRIER_BYTES,
-        2 * ADDRESS_BYTES * line.tp if line.tp > 1 else 0,
+        (2 * line.tp + 1) * ADDRESS_BYTES if line.tp > 1 else 0,
         line.warps * x.ahead * line.row_slots * stage_bytes(base_bytes),
     )
     offsets, end = [], 0
