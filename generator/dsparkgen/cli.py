@@ -4,6 +4,7 @@ Data goes to stdout, progress to stderr. Exit codes: 0 fine; 1 the answer is no;
 cannot tell.
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -146,7 +147,10 @@ def check(
 @_guarded
 def diff(
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A model; default: the whole tree.")] = None,
-    against: Annotated[str | None, typer.Option(metavar="OTHER", help="Compare with this model instead.")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="OTHER", help="Compare with this model instead, a private one or one of specs/."),
+    ] = None,
     root: Root = None,
     specs: Specs = None,
     out: Out = None,
@@ -154,15 +158,15 @@ def diff(
     """Print what regenerating would change, or how two models differ."""
     if against is not None and model is None:
         raise tree.UsageError("--against needs a MODEL to compare")
-    roots = tree.find_roots(root, specs, out)
+    roots = tree.find_roots(root, specs, out, reads_only=against is not None)
     with _working("rendering"):
-        built = tree.build_tree(roots)
-    for name in filter(None, (model, against)):
-        tree.require_spec(name, built.specs, roots)
-    if model is not None and against is not None:
-        text = tree.diff_models(built, model, against)
-    else:
-        text = tree.diff(built, roots, only=(model,) if model else ())
+        if model is not None and against is not None:
+            text = tree.diff_models(roots, model, against)
+        else:
+            built = tree.build_tree(roots)
+            if model is not None:
+                tree.require_spec(model, built.specs, roots)
+            text = tree.diff(built, roots, only=(model,) if model else ())
     sys.stdout.write(text)
     raise typer.Exit(NO if text else 0)
 
@@ -220,17 +224,56 @@ def compile_(
     json_path: Json = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     root: Root = None,
+    specs: Specs = None,
+    out: Out = None,
 ) -> None:
     """Compile the kernels, without a GPU. Shows registers, spills, local and shared memory; a spill is a fault."""
     from dsparkgen.compile import run_compile
 
-    roots = tree.find_roots(root)
+    roots = tree.find_roots(root, specs, out)
     _selected(models, roots)
-    archs = arch.split(",") if arch else None
-    for name in archs or ():
-        if name not in get_args(Arch):
-            raise tree.UsageError(f"--arch: expected a list out of {','.join(get_args(Arch))} (got {arch})")
-    raise typer.Exit(run_compile(roots.templates.parent, tuple(models or ()), archs, all_, json_path, jobs))
+    archs = _archs(arch) if arch else None
+    raise typer.Exit(run_compile(roots, tuple(models or ()), archs, all_, json_path, jobs))
+
+
+@app.command()
+@_guarded
+def build(
+    arch: Annotated[str, typer.Option(metavar="LIST", help="Such as sm_90a,sm_100a.")],
+    to: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder that the wheel is written to.")],
+    models: Models = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Files of specs/devices, such as h200; default: all of the archs."),
+    ] = None,
+    tp: Annotated[
+        str | None, typer.Option(metavar="LIST", help="TP sizes, such as 1,2; default: each model's.")
+    ] = None,
+    pdl: Annotated[
+        bool, typer.Option("--pdl", help="Also the chain for programmatic dependent launches on one GPU.")
+    ] = False,
+    name: Annotated[str, typer.Option(help="Name of the wheel's package.")] = "dspark_kernels_pack",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
+    root: Root = None,
+    specs: Specs = None,
+    generated: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Source root of the generated code, instead of generated/.")
+    ] = None,
+) -> None:
+    """Compile the kernels that need CuTe DSL into a wheel, without a GPU. Machines that install it need no compiler."""
+    from dsparkgen.pack import run_build
+
+    roots = tree.find_roots(root, specs, generated)
+    names = _selected(models, roots)
+    archs = _archs(arch)
+    devices = tree.load_all_devices(roots)
+    unknown = set(device.split(",") if device else ()) - set(devices)
+    if unknown:
+        raise tree.UsageError(f"--device: expected a list out of {','.join(devices)} (got {device})")
+    chosen = {key: spec for key, spec in devices.items() if device is None or key in device.split(",")}
+    sizes = None if tp is None else _positive("--tp", tp)
+    jobs = jobs or os.cpu_count() or 1
+    raise typer.Exit(run_build(roots.out, names, archs, chosen, to, tp=sizes, pdl=pdl, name=name, jobs=jobs))
 
 
 @app.command()
@@ -406,6 +449,15 @@ def _known(option: str, text: str | None, known: Sequence[int]) -> tuple[int, ..
     if not set(numbers) <= set(known):
         raise tree.UsageError(f"{option}: expected numbers out of {','.join(map(str, known))} (got {text})")
     return numbers
+
+
+def _archs(text: str) -> list[str]:
+    """`sm_90a,sm_100a` as archs that kernels are compiled for."""
+    archs = text.split(",")
+    for name in archs:
+        if name not in get_args(Arch):
+            raise tree.UsageError(f"--arch: expected a list out of {','.join(get_args(Arch))} (got {text})")
+    return archs
 
 
 def _positive(option: str, text: str, *, separator: str = ",", count: int | None = None) -> tuple[int, ...]:

@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from dsparkgen.digest import kernel_digest
-from dsparkgen.locate import InvalidFile, Problem
+from dsparkgen.locate import InvalidFile, Problem, show_path
 from dsparkgen.resources import Build, Record, find_faults, tabulate, to_json, to_markdown
 from dsparkgen.spec import ModelSpec, read_specs
+from dsparkgen.tree import Roots
 
 RESOURCES = Path("docs") / "resources.md"
 CACHE_FORMAT = 1  # raise when the figures, or how they are read, change meaning
@@ -57,7 +58,7 @@ def select_chain(listing: Mapping[str, Any], arch: str, turn: int, all_: bool) -
             f"expected the description of a device with arch {arch}, got {', '.join(listing['devices']) or 'none'}"
         )
         raise InvalidFile([Problem("specs/devices", 1, 1, "arch", message)])
-    pairs = [(base, cache) for base in listing["base_dtypes"] for cache in listing["cache_dtypes"]]
+    pairs = [(base, cache) for base in listing["base_dtypes"] for cache in listing["cache_dtypes"] or [None]]
     lines = [tuple(line) for line in listing["plans"] if line[0] in devices]
     if not all_ and lines:
         planned = {line[0] for line in lines}
@@ -122,18 +123,15 @@ def write_cache(path: Path, record: Record) -> None:
     os.replace(file.name, path)
 
 
-def read_sources(root: Path) -> dict[str, str]:
-    """The generated package as it is on disk: text by path below the source root."""
-    generated = root / "generated"
-    return {
-        path.relative_to(generated).as_posix(): path.read_text() for path in generated.glob("dspark_kernels/*/*.py")
-    }
+def read_sources(out: Path) -> dict[str, str]:
+    """The generated package as it is on disk: text by path below its source root `out`."""
+    return {path.relative_to(out).as_posix(): path.read_text() for path in out.glob("dspark_kernels/*/*.py")}
 
 
-def run_builds(root: Path, builds: Sequence[Build], jobs: int, sources: Mapping[str, str]) -> list[Record]:
+def run_builds(out: Path, builds: Sequence[Build], jobs: int, sources: Mapping[str, str]) -> list[Record]:
     """Compiles builds in at most `jobs` processes. Returns one record a build, in order: its figures, or {"error": text}.
 
-    `sources` is the package that the builds' digests were taken from. Once it has changed on disk figures belong to no digest, so
+    `out` is the package's source root, `sources` the package that the builds' digests were taken from. Once it has changed on disk figures belong to no digest, so
     that they are errors and are not kept.
     """
     compilers = {name: compiler_version(name) for name in set(COMPILERS.values())}
@@ -144,9 +142,9 @@ def run_builds(root: Path, builds: Sequence[Build], jobs: int, sources: Mapping[
         task = progress.add_task("compiling", total=len(builds), completed=len(records))
 
         def run(group: list[tuple[int, Build]]) -> None:
-            for index, record in _compile_group(root, group):
-                if read_sources(root) != sources:
-                    record = {"error": "generated/ changed while it was compiled: run again"}
+            for index, record in _compile_group(out, group):
+                if read_sources(out) != sources:
+                    record = {"error": f"{show_path(out)} changed while it was compiled: run again"}
                 records[index] = record
                 if "error" not in record:
                     write_cache(paths[index], record)
@@ -168,11 +166,14 @@ def group_builds(pending: Sequence[tuple[int, Build]], jobs: int) -> list[list[t
     return groups
 
 
-def _compile_group(root: Path, group: Sequence[tuple[int, Build]]) -> Iterator[tuple[int, Record]]:
+def _compile_group(out: Path, group: Sequence[tuple[int, Build]]) -> Iterator[tuple[int, Record]]:
     """Compiles a group in one process after another: one that a compiler ends takes only its current build with it."""
     remaining = dict(group)
     while remaining:
-        request = {"root": str(root), "builds": [{"id": index, **asdict(build)} for index, build in remaining.items()]}
+        request = {
+            "out": str(out.absolute()),
+            "builds": [{"id": index, **asdict(build)} for index, build in remaining.items()],
+        }
         try:
             for answer in ask_worker("build", request, arch=group[0][1].arch):
                 index = answer.pop("id")
@@ -223,7 +224,7 @@ def compiler_version(name: str) -> str | None:
 
 
 def list_builds(
-    root: Path,
+    out: Path,
     sources: Mapping[str, str],
     specs: Mapping[str, ModelSpec],
     models: Sequence[str],
@@ -239,7 +240,7 @@ def list_builds(
         model: [kernel for kernel in specs[model].emit.kernels if compiler_version(COMPILERS[kernel])]
         for model in models
     }
-    request = {"root": str(root), "models": kernels}
+    request = {"out": str(out.absolute()), "models": kernels}
     listings = {answer["model"]: answer for answer in ask_worker("list", request, "sm_90a")}
     builds = []
     for model in models:
@@ -272,7 +273,7 @@ def stale_kernels(root: Path, builds: Sequence[Build]) -> list[str]:
 
 
 def run_compile(
-    root: Path,
+    roots: Roots,
     models: Sequence[str] = (),
     archs: Sequence[str] | None = None,
     all_: bool = False,
@@ -282,11 +283,11 @@ def run_compile(
     """Compiles the checked-in kernels, prints their resource table, and judges it.
 
     Args:
-        root: The folder with specs/ and generated/.
+        roots: Where the specs are and what was generated from them.
         models: Model names; empty for every spec.
         archs: Archs to compile for; None for those that each spec names.
         all_: Every plan line, dtype pair and device instead of the default set. Without a choice of models and archs this also
-            rewrites docs/resources.md, unless a build failed.
+            rewrites the repository's docs/resources.md, unless a build failed; private specs have no such page.
         json_path: Where to write the figures as JSON.
         jobs: Processes at a time; None for one a core.
 
@@ -296,12 +297,17 @@ def run_compile(
     Raises:
         InvalidFile: A spec is invalid or missing, or no device is described for an arch.
     """
-    specs = read_specs(root / "specs")
+    specs = read_specs(roots.specs)
+    root = roots.templates.parent
+    private = (roots.specs, roots.out) != (root / "specs", root / "generated")
     unknown = sorted(set(models) - set(specs))
     if unknown:
         known = ", ".join(specs) or "none"
         raise InvalidFile(
-            [Problem(f"specs/{name}.toml", 1, 1, "", f"no such spec; models: {known}") for name in unknown]
+            [
+                Problem(f"{show_path(roots.specs)}/{name}.toml", 1, 1, "", f"no such spec; models: {known}")
+                for name in unknown
+            ]
         )
     names = list(models) or list(specs)
     missing = sorted(
@@ -313,9 +319,9 @@ def run_compile(
         }
     )
     progress = Console(stderr=True)
-    sources = read_sources(root)
+    sources = read_sources(roots.out)
     try:
-        builds = list_builds(root, sources, specs, names, archs, all_)
+        builds = list_builds(roots.out, sources, specs, names, archs, all_)
     except WorkerError as error:
         progress.print(
             f"the generated kernels cannot be imported: {error}",
@@ -325,7 +331,7 @@ def run_compile(
             soft_wrap=True,
         )
         return 1
-    records = run_builds(root, builds, jobs or os.cpu_count() or 1, sources)
+    records = run_builds(roots.out, builds, jobs or os.cpu_count() or 1, sources)
     output = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for name in names:
         rows = [(build, record) for build, record in zip(builds, records, strict=True) if build.model == name]
@@ -336,13 +342,13 @@ def run_compile(
         json_path.write_text(json.dumps(to_json(builds, records, compilers), indent=1) + "\n")
     faults = find_faults(builds, records)
     failed = any("error" in record for record in records)
-    if all_ and not (models or archs or failed or missing):
+    if all_ and not (models or archs or failed or missing or private):
         (root / RESOURCES).write_text(to_markdown(builds, records, compilers))
     for text in faults:
         progress.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
     kept = sum(record.get("cached", False) for record in records)
     progress.print(f"{len(builds)} builds, {kept} of them from the cache, {len(faults)} at fault", highlight=False)
-    earlier = stale_kernels(root, builds)
+    earlier = [] if private else stale_kernels(root, builds)
     if earlier:
         text = f"{RESOURCES} is of earlier code of {', '.join(earlier)}: dsparkgen compile --all"
         progress.print(text, highlight=False, soft_wrap=True)

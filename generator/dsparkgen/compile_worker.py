@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from dsparkgen.cubin import read_resources
@@ -105,11 +104,11 @@ def answer_build(build: Answer) -> Answer:
 
 
 def main(verb: str) -> None:
-    """Answers the request on standard input: {"root", "models"} for list, {"root", "builds"} for build."""
+    """Answers the request on standard input: {"out", "models"} for list, {"out", "builds"} for build; `out` is the source root."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     request = json.load(sys.stdin)
-    sys.path.insert(0, str(Path(request["root"]) / "generated"))
+    sys.path.insert(0, request["out"])
     if verb == "list":
         for model, kernels in request["models"].items():
             print(json.dumps({"model": model, **list_model(model, kernels)}), file=answers, flush=True)

@@ -60,7 +60,7 @@ def show_tree(roots: tree.Roots, model: str) -> bool:
 
 def show_resources(roots: tree.Roots, model: str) -> bool:
     """Compiles the checked-in kernels and prints what they take."""
-    return run_compile(roots.specs.parent, [model], ARCHS) == 0
+    return run_compile(roots, [model], ARCHS) == 0
 
 
 def show_draw(roots: tree.Roots, model: str) -> bool:

@@ -35,7 +35,7 @@ def test_generate_then_check(sandbox, run) -> None:
     assert run(0, "generate").stdout.startswith("0 of ")
     out = run(0, "check").stdout
     assert "as the specs and templates say, 1 model" in out
-    assert out.count("compiled only") == 12
+    assert out.count("compiled only") == 16
 
 
 def test_check_names_the_spec_line_and_the_command(sandbox, run) -> None:
@@ -127,6 +127,20 @@ def test_diff_against_another_model(sandbox, run) -> None:
     assert "\n-NUM_STEPS = 5" in out and "\n+NUM_STEPS = 7" in out
     assert run(0, "diff", "other_model", "--against", "other_model").stdout == ""
     assert "needs a MODEL" in run(2, "diff", "--against", "other_model").stderr
+    assert "did you mean other_model?" in run(2, "diff", "deepseek_v41", "--against", "other_mode").stderr
+
+
+def test_diff_of_a_private_model_against_a_public_one(sandbox, run) -> None:
+    """Private specs need --out only where something on disk is compared."""
+    sandbox.add_spec("other_model", ("num_steps = 5", "num_steps = 7"))
+    (sandbox.root / "private").mkdir()
+    (sandbox.root / "specs" / "other_model.toml").rename(sandbox.root / "private" / "other_model.toml")
+    out = run(1, "diff", "other_model", "--against", "deepseek_v41", "--specs", "private").stdout
+    assert "\n-NUM_STEPS = 5" in out and "\n+NUM_STEPS = 7" in out
+    assert "need --out" in run(2, "diff", "other_model", "--specs", "private").stderr
+    assert (
+        "did you mean other_model?" in run(2, "diff", "other", "--against", "deepseek_v41", "--specs", "private").stderr
+    )
 
 
 def test_plan(run, tmp_path: Path) -> None:
@@ -150,7 +164,32 @@ def test_vendor(sandbox, run) -> None:
     out = run(0, "vendor", "deepseek_v41", "--to", "engine/drafts").stdout
     assert "engine/drafts/deepseek_v41/chain.py" in out.splitlines()
     assert (sandbox.root / "engine" / "drafts" / "_device" / "ptx.py").exists()
+    assert (sandbox.root / "engine" / "drafts" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     assert "no such spec" in run(2, "vendor", "nothing", "--to", "engine").stderr
+
+
+@pytest.mark.parametrize("folder", ["engine/my-kernels", "engine/2nd", "engine/class", "engine/a b", "a.b"])
+def test_vendor_refuses_a_folder_that_python_cannot_import(sandbox, run, folder: str) -> None:
+    error = run(2, "vendor", "deepseek_v41", "--to", folder).stderr
+    assert f'expected a folder whose name Python can import (got "{folder.split("/")[-1]}")' in error
+    assert not (sandbox.root / folder).exists()
+
+
+def test_compile_takes_private_specs(sandbox, run) -> None:
+    pytest.importorskip("triton")
+    private = sandbox.root / "private"
+    private.mkdir()
+    sandbox.edit("specs/deepseek_v41.toml", ('["noise", "chain", "fused", "step"]', '["noise"]'))
+    (sandbox.root / "specs" / "deepseek_v41.toml").rename(private / "deepseek_v41.toml")
+    places = ("--specs", "private", "--out", "product")
+    run(0, "generate", *places)
+    out = run(0, "compile", *places, "--arch", "sm_90a", "--json", "report.json").stdout
+    assert "deepseek_v41: registers" in out
+    (kernel,) = json.loads((sandbox.root / "report.json").read_text())["kernels"]
+    assert (kernel["kernel"], kernel["arch"], kernel["spill_bytes"]) == ("noise", "sm_90a", 0)
+    assert "need --out" in run(2, "compile", "--specs", "private").stderr
+    assert "private/nothing.toml: no such spec" in run(2, "compile", "nothing", *places).stderr
+    assert not (sandbox.root / "docs").exists()
 
 
 def test_schema(sandbox, run) -> None:

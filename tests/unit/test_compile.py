@@ -120,7 +120,7 @@ def test_figures_of_code_that_changed_meanwhile_are_neither_shown_nor_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kernel = tmp_path / "generated" / "dspark_kernels" / "m" / "chain.py"
+    kernel = tmp_path / "dspark_kernels" / "m" / "chain.py"
     kernel.parent.mkdir(parents=True)
     kernel.write_text("STEPS = 5\n")
     sources = compiling.read_sources(tmp_path)
@@ -159,7 +159,7 @@ def test_a_process_that_dies_fails_its_current_build_only(tmp_path: Path, monkey
 
 
 def test_a_worker_that_cannot_import_the_model_says_why(tmp_path: Path) -> None:
-    request = {"root": str(tmp_path), "models": {"absent_model": ["chain"]}}
+    request = {"out": str(tmp_path), "models": {"absent_model": ["chain"]}}
     with pytest.raises(compiling.WorkerError, match=r"(?s)code 1: .*dspark_kernels"):
         list(compiling.ask_worker("list", request, "sm_90a"))
 

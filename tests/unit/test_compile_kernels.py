@@ -12,6 +12,7 @@ import pytest
 
 from dsparkgen.compile import run_compile
 from dsparkgen.spec import read_specs
+from dsparkgen.tree import find_roots
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +25,7 @@ def test_every_kernel_compiles_without_spills_and_local_memory(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "report.json"
-    code = run_compile(ROOT, json_path=report)
+    code = run_compile(find_roots(ROOT), json_path=report)
     printed = capfd.readouterr()
     assert code == 0, printed.err
     kernels = json.loads(report.read_text())["kernels"]
