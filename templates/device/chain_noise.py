@@ -14,7 +14,7 @@ class NoiseBuffer:
     """fp32 noise for every sample of a call and every column of the launch's ranks, and the draw that fills it.
 
     Args:
-        noise: the model's noise.py.
+        noise: the model's noise.py; None for greedy drafts, which have no columns to draw for.
         device: where the buffer lies.
         samples: most samples of a call: request rows times positions.
         num_steps: positions of a request row.
@@ -25,7 +25,7 @@ class NoiseBuffer:
 
     def __init__(
         self,
-        noise: ModuleType,
+        noise: ModuleType | None,
         device: torch.device,
         *,
         samples: int,
@@ -34,7 +34,8 @@ class NoiseBuffer:
         columns: Sequence[Columns],
         target_ids: torch.Tensor | None,
     ) -> None:
-        self._draw, self._stream = noise.draw_noise, noise.NoiseStream(device, target_ids)
+        if noise is not None:
+            self._draw, self._stream = noise.draw_noise, noise.NoiseStream(device, target_ids)
         self._num_steps, self._target_ids = num_steps, target_ids
         # [ranks, samples, pitch]; one rank's part is what draw_noise takes.
         self.values = torch.empty((len(columns), samples, pitch), dtype=torch.float32, device=device)

@@ -39,7 +39,7 @@ class ChainSetup:
     """The part of a chain sampler that runs before its first call; ChainLauncher documents its arguments."""
 
     config: ClassVar[ModuleType]
-    noise: ClassVar[ModuleType]
+    noise: ClassVar[ModuleType | None]
     load_chain: ClassVar[Callable[[], ModuleType]]
     _peers: PeerMemory | None  # None for one rank alone
     provide: ClassVar[Callable[[Recipe, torch.device], CubinKernel]] = staticmethod(kernel_store.provide)

@@ -86,7 +86,7 @@ def run(known: Known, draw: Draw, device: torch.device, config: ModuleType, comp
 def with_logits(case: Case, logits: torch.Tensor) -> Case:
     """The case with these base logits, [V] for all or [rows, N, V], and no bias."""
     return case.replace(
-        base_logits=logits.expand(case.base_logits.shape).to(case.base_logits.dtype).contiguous(),
+        base_logits=logits.expand(case.base_logits.shape).to(case.device, case.base_logits.dtype).contiguous(),
         embed_weight=torch.zeros_like(case.embed_weight),
         head_weight=torch.zeros_like(case.head_weight),
     )
@@ -208,7 +208,7 @@ def _block_of_4(device: torch.device, config: ModuleType, *, first: int, steps: 
 def _one_position(device: torch.device, sample_pos: int, logits: torch.Tensor, **options: Any) -> Case:
     """One row, one position of the large vocabulary with seed 42 at T = 1."""
     case = exact_case(LARGE, RANK, 1, 1, seed=1, temperatures=(1.0,), device=device, **options)
-    case = with_logits(case, logits.to(device))
+    case = with_logits(case, logits)
     return case.replace(sample_pos=torch.full_like(case.sample_pos, sample_pos), seeds=torch.full_like(case.seeds, 42))
 
 
@@ -359,7 +359,7 @@ def _rows_of(table: dict[str, tuple[dict[int, float], float, int]], device: torc
             logits[row] = rest
             for column, value in marks.items():
                 logits[row, :, column] = value
-        tokens, _ = yield with_logits(greedy(99, device, len(part)), logits.to(device))
+        tokens, _ = yield with_logits(greedy(99, device, len(part)), logits)
         assert tokens[: len(part)].tolist() == [[want] * 3 for _, _, want in part]
 
 
@@ -418,7 +418,7 @@ def case_24_a_tiny_temperature_gives_no_nan(device: torch.device) -> Trial:
     logits = torch.full((99,), 29_000.0)
     logits[40] = 30_000.0
     case = exact_case(99, RANK, 3, 1, seed=25, temperatures=(1e-6,), device=device)
-    tokens, _ = yield with_logits(case, logits.to(device))
+    tokens, _ = yield with_logits(case, logits)
     assert tokens[0].tolist() == [40] * 3
 
 
@@ -443,7 +443,7 @@ def case_19_rounding_makes_ties(device: torch.device) -> Trial:
     for bias, want in (((0.01, 0.02), 0), ((0.0, 0.03126), 0), ((0.03, 0.04), 1)):
         logits = torch.full((17,), -INF)
         logits[:2] = 8.0
-        case = with_logits(greedy(17, device), logits.to(device))
+        case = with_logits(greedy(17, device), logits)
         case.embed_weight[:, :3] = 1.0
         for token, value in enumerate(bias):
             rest = torch.tensor(value)
@@ -459,7 +459,7 @@ def _biased(device: torch.device, base: tuple[float, float], bias: tuple[float, 
     logits = torch.full((17,), -INF)
     logits[:2] = torch.tensor(base)
     case = greedy(17, device, base_dtype=torch.float32, cache_dtype=torch.float32, transform=transform)
-    case = with_logits(case, logits.to(device))
+    case = with_logits(case, logits)
     case.embed_weight[:, 0] = 1.0
     case.head_weight[:2, 0] = torch.tensor(bias)
     return case
