@@ -47,9 +47,16 @@ def walk_case(case: Case, *, follow: torch.Tensor | None = None) -> Walk:
     ids = case.target_ids
     head = case.head_weight[: len(ids)].float()
     possible = ids < case.sampling_limit
+    # In the order in which ties are broken: by draft id where drafts are greedy, else by target id.
+    candidates = ids[possible] if cache is None else ids[possible].sort().values
+    # What a row or a request state says is read here once: a GPU would be waited for at every position.
+    ids_of_candidates = candidates.cpu()
+    anchors, states = case.input_ids.tolist(), case.idx_mapping.tolist()
+    positions, heats, seeds = case.sample_pos.tolist(), case.temperature.tolist(), case.seeds.tolist()
+    followed = None if follow is None else follow.tolist()
     gap = torch.empty(case.rows, case.num_steps, dtype=torch.float32, device=case.device)
     for row in range(case.rows):
-        prev = int(case.input_ids[row * case.query_per_row])
+        prev = anchors[row * case.query_per_row]
         if not 0 <= prev < case.vocab_size:
             prev = 0
         for step in range(case.num_steps):
@@ -57,32 +64,33 @@ def walk_case(case: Case, *, follow: torch.Tensor | None = None) -> Walk:
             bias = (head @ case.embed_weight[prev].float()).bfloat16()
             logits = transformed_sum(case.transform, case.base_logits[row, step], bias)
             if cache is None:
-                # Greedy drafts: in draft space, before any rounding to a cache; ties go to the lowest draft id.
-                score, candidates = logits[possible].float(), ids[possible]
+                # Greedy drafts: in draft space, before any rounding to a cache.
+                score = logits[possible].float()
             else:
                 cached = torch.full((case.vocab_size,), float("-inf"), dtype=cache.dtype, device=case.device)
                 cached[ids] = logits.to(cache.dtype)
                 cached[case.sampling_limit :] = float("-inf")
-                state, heat, seed = int(case.idx_mapping[sample]), 0.0, 0
+                state, heat, seed = states[sample], 0.0, 0
                 if state >= 0:
                     cache[state, step, : case.vocab_size] = cached
-                    heat, seed = float(case.temperature[state]), int(case.seeds[state])
+                    heat, seed = heats[state], seeds[state]
                 score = cached.float()
                 if heat != 0.0:
                     if case.step_mix:
                         seed ^= step << 32
-                    key = int(case.sample_pos[sample]) - 1 + case.draft_salt
+                    key = positions[sample] - 1 + case.draft_salt
                     noise = gumbel(seed, key, case.vocab_size, case.device, scheme=case.noise_scheme)
                     score = divide(score, heat) + noise
-                candidates = ids[possible].sort().values
                 score = score[candidates]
-            best = winner(score)
-            tokens[row, step] = prev = int(candidates[best])
-            if follow is not None:
-                prev = int(follow[row, step])
-                if not bool((candidates == prev).any()):
+            place = winner(score)
+            tokens[row, step] = prev = int(ids_of_candidates[place])
+            if followed is not None:
+                prev = followed[row][step]
+                places = torch.nonzero(ids_of_candidates == prev)
+                if not len(places):
                     raise ValueError(f"row {row}, position {step}: expected a token that can be drawn, got {prev}")
-            gap[row, step] = score.max() - score[candidates == prev][0]
+                place = int(places[0])
+            gap[row, step] = score.max() - score[place]
     return Walk(tokens, cache, gap)
 
 
@@ -127,8 +135,8 @@ def tanh(x: torch.Tensor) -> torch.Tensor:
 def winner(score: torch.Tensor) -> int:
     """The first place whose score is NaN, else the first of the maximum. score: fp32 or fp64 [candidates]."""
     nan = torch.isnan(score)
-    best = nan if bool(nan.any()) else score == score.max()
-    return int(torch.nonzero(best)[0])
+    best = torch.where(nan.any(), nan, score == score.max())
+    return int(torch.where(best, torch.arange(len(score), device=score.device), len(score)).min())
 
 
 def divide(score: torch.Tensor, heat: float) -> torch.Tensor:
