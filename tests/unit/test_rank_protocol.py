@@ -31,6 +31,7 @@ class Protocol:
     shares_mailbox: bool = False  # all builds write into one mailbox
     staging_parities: int = 2
     own_parity: bool = False  # the parity of the staging follows the build's own launches, not the sampler's
+    counts_late: bool = False  # a CTA reads the number of the launch when it tells its peers, not when it starts
     tells_first: bool = False  # a CTA tells its peers before it has staged the last position
 
     def sequence(self, launch: int, step: int) -> int:
@@ -61,6 +62,8 @@ class Protocol:
         peers = [other for other in range(self.ranks) if other != rank]
         groups: list[list[tuple[object, ...]]] = []
         for launch in range(len(self.builds)):
+            count: list[tuple[object, ...]] = [("count", ("count", rank), launch)]
+            groups += [] if self.counts_late else [count]
             for step in range(STEPS):
                 record, last = self.record(launch, step, rank), step + 1 == STEPS
                 stage = [("store", self.staging(launch, step, p, rank, cta), (launch, step)) for p in peers]
@@ -79,11 +82,14 @@ class Protocol:
                     wanted = [(r, self.record(launch, step, r)) for r in range(self.ranks)]
                     groups.append([("record", self.mailbox(launch, step, rank, r), record) for r, record in wanted])
                 if last:
+                    groups += [count] if self.counts_late else []
                     groups.append(stage if self.tells_first else tell)
             groups.append([("arrival", ("arrival", rank, p, cta), launch + 1) for p in peers])
             groups.append(
                 [("copy", self.staging(launch, s, rank, p, cta), (launch, s)) for p in peers for s in range(STEPS)]
             )
+            if cta == 0:
+                groups.append([("store", ("count", rank), launch + 1)])
             groups.append([("end", rank, launch)])
         return groups
 
@@ -123,6 +129,11 @@ class Exploration:
             mine = [other for other, (rank, _) in enumerate(self.who) if rank == at]
             return all(places[other][0] >= self.ends[other][wanted] for other in mine)  # type: ignore[index]
         found = memory[at]  # type: ignore[index]
+        if kind == "count":
+            found = found or 0
+            if found != wanted:
+                raise Wrong(f"{self.who[me]} counted {found} launches for {wanted}")
+            return True
         if kind == "arrival":
             return found == wanted
         if kind != "copy":
@@ -223,6 +234,11 @@ def test_builds_with_one_mailbox_take_each_others_records() -> None:
 def test_a_staging_parity_by_the_builds_own_count_is_one_parity() -> None:
     """Two launches of two builds in a row would have the same one."""
     assert "copied" in explore(builds=(0, 1), own_parity=True)
+
+
+def test_a_count_that_is_read_late_may_be_the_next_launchs() -> None:
+    """The first CTA may have ended and counted the launch when another one tells its peers."""
+    assert "counted" in explore(ctas=2, builds=(0, 0), counts_late=True)
 
 
 @pytest.mark.parametrize("ctas", [1, 2])

@@ -79,7 +79,7 @@ class Ranks:
         self.world, self.vocab, self.rows, self.ctas, self.vector = world, vocab, rows, ctas, vector
         self.shard_width = -(-vocab // world) if width is None else width
         residency = plan_line.Residency(1, 2, 64, 0, 1, 0)
-        line = plan_line.PlanLine("gpu", world, slots, ctas, 2, 1, residency, residency, 0, True)
+        line = plan_line.PlanLine("gpu", world, slots, ctas, 12, 1, residency, residency, 0, True)
         line = plan_line.for_shard(line, self.shard_width, vocab, 64, STEPS)
         simulator = chain_simulator.Simulator(
             rank_dim=64,
