@@ -21,8 +21,11 @@ class EagerLoop:
     not round it. Where logits and cache differ in dtype the logits are converted before they are sampled, as the engine samples
     what it caches. Winners are those of the engine, which agree with the oracle on rows without NaN.
 
-    The case must have step mixing, no sampling limit, and anchors in range also in padding rows. Run once before capturing a
-    CUDA graph: the first run compiles.
+    A reduced draft vocabulary's logits are copied into rows of the target vocabulary, of which the other columns are -inf. Greedy
+    drafts, of a case without a cache, are the arg max in draft space, then mapped.
+
+    The case must have step mixing, the noise murmur3_32, no sampling limit, and anchors in range also in padding rows. Run once
+    before capturing a CUDA graph: the first run compiles.
 
     Args:
         case: inputs and outputs.
@@ -33,6 +36,8 @@ class EagerLoop:
     def __init__(self, case: Case, *, scatter: bool = False) -> None:
         if not case.step_mix or case.sampling_limit != case.vocab_size:
             raise ValueError("case: expected step_mix and a sampling_limit of vocab_size, as the engine has")
+        if case.noise_scheme != "murmur3_32":
+            raise ValueError(f"case: expected the noise murmur3_32, got {case.noise_scheme}")
         anchors = case.input_ids[:: case.query_per_row][: case.rows]
         if bool(((anchors < 0) | (anchors >= case.vocab_size)).any()):
             raise ValueError(f"case: expected every anchor in [0, {case.vocab_size}), got {anchors.tolist()}")
@@ -40,8 +45,11 @@ class EagerLoop:
         blocks = triton.cdiv(case.vocab_size, engine_math.BLOCK)
         self._best_score = torch.empty(case.rows, blocks, dtype=torch.float32, device=case.device)
         self._best_id = torch.empty(case.rows, blocks, dtype=torch.int64, device=case.device)
-        self._map = torch.arange(case.vocab_size, device=case.device) if scatter else None
-        self._scattered = torch.empty((case.rows, case.vocab_size), dtype=case.logits_cache.dtype, device=case.device)
+        self._map = case.target_ids if scatter or case.d2t is not None else None
+        self._scattered = None
+        if self._map is not None and case.logits_cache is not None:
+            shape, dtype = (case.rows, case.vocab_size), case.logits_cache.dtype
+            self._scattered = torch.full(shape, float("-inf"), dtype=dtype, device=case.device)
 
     def __call__(self) -> None:
         """Launch the whole loop on the current stream."""
@@ -49,26 +57,34 @@ class EagerLoop:
         prev = case.input_ids[:: case.query_per_row][: case.rows]
         base = base_logits(case)
         for step in range(case.num_steps):
-            bias = F.linear(F.embedding(prev, case.embed_weight), case.head_weight)[:, : case.vocab_size]
-            logits = transformed_sum(case.transform, base[:, step], bias).to(case.logits_cache.dtype)
-            if self._map is not None:
-                logits = self._scattered.index_copy_(1, self._map, logits)
-            engine_math.sample_blocks(
-                self._best_score,
-                self._best_id,
-                logits,
-                case.logits_cache,
-                case.idx_mapping,
-                case.sample_pos,
-                case.temperature,
-                case.seeds,
-                step=step,
-                num_steps=case.num_steps,
-                salt=case.draft_salt,
-            )
-            block = self._best_score.argmax(dim=-1, keepdim=True)
-            prev = self._best_id.gather(1, block).view(-1)
+            bias = F.linear(F.embedding(prev, case.embed_weight), case.head_weight)[:, : case.draft_vocab_size]
+            prev = self._sample(step, transformed_sum(case.transform, base[:, step], bias))
             case.draft_tokens[: case.rows, step] = prev
+
+    def _sample(self, step: int, logits: torch.Tensor) -> torch.Tensor:
+        """Target ids of one position, int64 [rows], from its draft logits, which are cached."""
+        case = self.case
+        if case.logits_cache is None:
+            drawn = logits.argmax(dim=-1)
+            return drawn if case.d2t is None else drawn + case.d2t[drawn]
+        logits = logits.to(case.logits_cache.dtype)
+        if self._scattered is not None:
+            logits = self._scattered.index_copy_(1, self._map, logits)
+        engine_math.sample_blocks(
+            self._best_score,
+            self._best_id,
+            logits,
+            case.logits_cache,
+            case.idx_mapping,
+            case.sample_pos,
+            case.temperature,
+            case.seeds,
+            step=step,
+            num_steps=case.num_steps,
+            salt=case.draft_salt,
+        )
+        block = self._best_score.argmax(dim=-1, keepdim=True)
+        return self._best_id.gather(1, block).view(-1)
 
 
 def base_logits(case: Case) -> torch.Tensor:
