@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import metadata, resources
 from typing import Any, NamedTuple, Protocol
@@ -62,12 +62,6 @@ def read_pack(name: str, folder: Folder) -> Pack:
     if index.get("format") != FORMAT:
         raise ValueError(f"{INDEX}: expected format {FORMAT}, got {index.get('format')!r}")
     return Pack(name, folder, {kernel_image.build_of(entry): entry for entry in index["entries"]})
-
-
-def index_text(images: Sequence[KernelImage]) -> str:
-    """pack.json for some images."""
-    entries = [kernel_image.to_json(image) for image in images]
-    return json.dumps({"format": FORMAT, "entries": entries}, indent=1) + "\n"
 
 
 @lru_cache(maxsize=1)
