@@ -111,10 +111,8 @@ class Bench:
         return shape | values | {"inputs": self.product.digest(kernel)}
 
     def eager(self) -> Calls:
-        """The engine's loop; for logits transformed as a sum with the scatter through a d2t map that such a draft's class has."""
-        scatter = self.config.TRANSFORM == "sum" and not self.config.D2T
-        loop = harness(self.root, "tests.harness.eager").EagerLoop
-        return [loop(case, scatter=scatter) for case in self.cases]
+        """The engine's loop."""
+        return [harness(self.root, "tests.harness.eager").EagerLoop(case) for case in self.cases]
 
     def fused(self) -> Calls:
         """The fused loop."""

@@ -41,7 +41,7 @@ class Task:
     root: str
     out: str
     model: str
-    part: str  # "noise", "timeout", or "<base dtype>/<cache dtype>"
+    part: str  # "noise", "timeout", or "<base dtype>/<cache dtype>"; several joined by +, the timeout last
     batches: int
     replays: int
     seed: int
@@ -139,8 +139,12 @@ def run_verify(
         products = {name: load_product(out, name) for name in generated_models(out, models)}
         device = {this_device(product) for product in products.values()}.pop()
         arch = read_devices(root / "specs" / "devices")[device].arch
-        tasks = {name: _tasks(root.resolve(), out, product, asked) for name, product in products.items()}
-        with ThreadPoolExecutor(max_workers=max(1, jobs or os.cpu_count() or 1)) as pool:
+        processes = max(1, jobs or os.cpu_count() or 1)
+        together = sum(len(_parts(product)) for product in products.values()) > processes
+        tasks = {
+            name: _tasks(root.resolve(), out, product, asked, together=together) for name, product in products.items()
+        }
+        with ThreadPoolExecutor(max_workers=processes) as pool:
             # All models' parts share the processes; a run over real ranks has the GPUs to itself.
             alone = {
                 task: pool.submit(_run_task, task) for own in tasks.values() for task in own if not _takes_all(task)
@@ -150,12 +154,12 @@ def run_verify(
             for model, product in products.items():
                 found = [alone[task].result() if task in alone else _run_task(task) for task in tasks[model]]
                 everything[model] = [finding for findings in found for finding in findings]
+                print(render_table({model: everything[model]}), flush=True)
                 if record:
                     _record(results, device, arch, product, command, everything[model])
     except CannotTell as error:
         _progress(f"verify: {error}")
         return CANNOT_TELL
-    print(render_table(everything))
     if json_path is not None:
         values = {model: [asdict(finding) for finding in findings] for model, findings in everything.items()}
         json_path.write_text(json.dumps({"command": command, "models": values}, indent=1) + "\n", encoding="utf-8")
@@ -189,18 +193,19 @@ def render_table(everything: Mapping[str, Sequence[Finding]]) -> str:
     return "\n".join(lines)
 
 
-def _tasks(root: Path, out: Path, product: Product, asked: Asked) -> list[Task]:
+def _tasks(root: Path, out: Path, product: Product, asked: Asked, *, together: bool = False) -> list[Task]:
+    """What to run for one model; `together`: one process does all its parts, where other models occupy the other cores."""
     whole = Task(str(root), str(out), product.model, "", asked.batches, asked.replays, asked.seed, asked.rows)
     if asked.tp is None and not asked.emulated:
-        return [replace(whole, part=part) for part in _parts(product)]
+        parts = _parts(product)
+        return [replace(whole, part=part) for part in (["+".join(parts)] if together else parts)]
     if not product.has(CHAIN):
         return []
-    worlds = [(world, True) for world in asked.emulated] + ([(asked.tp, False)] if asked.tp is not None else [])
-    return [
-        replace(whole, part=part, world=world, emulated=emulated)
-        for world, emulated in worlds
-        for part in _dtype_pairs(product)
-    ]
+    pairs = _dtype_pairs(product)
+    tasks = [replace(whole, part=part, world=world, emulated=True) for world in asked.emulated for part in pairs]
+    if asked.tp is not None:
+        tasks.append(replace(whole, part="+".join(pairs), world=asked.tp))
+    return tasks
 
 
 def _parts(product: Product) -> list[str]:
@@ -255,9 +260,9 @@ def _run_task(task: Task) -> list[Finding]:
 
 def _kernels(task: Task) -> tuple[str, ...]:
     """The kernels that a task's part is about, as far as its name says."""
-    if task.part == NOISE:
-        return (NOISE,)
-    return (CHAIN,) if task.part == "timeout" or task.world > 1 else (CHAIN, FUSED, STEP)
+    if task.part == "timeout" or task.world > 1:
+        return (CHAIN,)
+    return {NOISE: (NOISE,)}.get(task.part, KERNELS if NOISE in task.part else (CHAIN, FUSED, STEP))
 
 
 def _finding(task: Task, check: str, kernels: tuple[str, ...], **values: Any) -> Finding:
@@ -271,76 +276,91 @@ def _progress(text: str) -> None:
 # The worker
 
 
-def work(task: Task) -> bool:
-    """Run one task in this process; print one JSON line a check and kernel. Returns whether all hold."""
-    import torch
+class Checker:
+    """One worker process: runs the parts of its task and prints one JSON line a check and kernel."""
 
-    checks = harness(Path(task.root), "tests.harness.checks")
-    product = load_product(Path(task.out), task.model)
-    good = True
+    def __init__(self, task: Task) -> None:
+        import torch
 
-    def run(name: str, kernels: tuple[str, ...], check: Callable[[], Any]) -> None:
-        nonlocal good
+        self.task, self.good = task, True
+        self.checks = harness(Path(task.root), "tests.harness.checks")
+        self.product = load_product(Path(task.out), task.model)
+        self.ranks = harness(Path(task.root), "benchmarks.ranks").open_ranks() if _takes_all(task) else None
+        self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def run(self, name: str, kernels: tuple[str, ...], check: Callable[[], Any]) -> None:
+        """Run one check and print what it found."""
         started = time.monotonic()
         failures: Mapping[str, str] = {}
         covered = None
         try:
             covered = check()
-        except checks.CheckFailed as error:
+        except self.checks.CheckFailed as error:
             failures, covered = error.failures, error.covered
         except Exception as error:
             failures = dict.fromkeys(kernels, f"{type(error).__name__}: {error}")
-        good = good and not failures
+        self.good = self.good and not failures
         seconds = round(time.monotonic() - started, 2)
         # A kernel that only stood beside the others appears where it failed.
         for kernel in dict.fromkeys([*kernels, *failures]):
             failure = failures.get(kernel)
-            found = _finding(
-                task, name, (kernel,), covered=None if failure else covered, failure=failure, seconds=seconds
-            )
-            print(json.dumps(asdict(found)), flush=True)
+            values = {"covered": None if failure else covered, "failure": failure, "seconds": seconds}
+            print(json.dumps(asdict(_finding(self.task, name, (kernel,), **values))), flush=True)
 
-    part, amount = task.part, {"batches": task.batches, "seed": task.seed}
-    if _takes_all(task):
-        ranks = harness(Path(task.root), "benchmarks.ranks").open_ranks()
-    device = torch.device("cuda", torch.cuda.current_device())
-    if part == NOISE:
-        run("noise", (NOISE,), lambda: checks.check_noise(product, device, **amount))
-        return good
-    if part == "timeout":
-        run("timeout", (CHAIN,), lambda: checks.provoke_timeout(product, device, timeout_ms=PROBE_TIMEOUT_MS))
-        return good
-    base, cache = part.split("/")
-    exact = checks.exact_subject(product, base, cache, device, seed=task.seed)
-    kernels = tuple(kernel for kernel in (CHAIN, FUSED, STEP) if product.has(kernel))
-    if STEP in kernels and exact.step_sampler(checks.MAX_REQS) is None:
-        kernels = tuple(kernel for kernel in kernels if kernel != STEP)
-    before_replay = None
-    if task.world > 1:
-        kernels = (CHAIN,)
-        if task.emulated:
-            exact = checks.EmulatedSubject.of(exact, task.world)
+    def part(self, part: str) -> None:
+        """Run one part."""
+        task, checks, product, device = self.task, self.checks, self.product, self.device
+        if part == NOISE:
+            check = partial(checks.check_noise, product, device, batches=task.batches, seed=task.seed)
+            self.run("noise", (NOISE,), check)
+        elif part == "timeout":
+            check = partial(checks.provoke_timeout, product, device, timeout_ms=PROBE_TIMEOUT_MS)
+            self.run("timeout", (CHAIN,), check)
         else:
-            exact = checks.RankSubject.of(exact, ranks.group)
-            before_replay = partial(_delay_by_turns, ranks.rank, ranks.world)
-    with torch.inference_mode():
-        run(f"bitwise {part}", kernels, lambda: checks.check_bitwise(exact, **amount, rows=_chain_rows(task, product)))
-        run(f"directed {part}", kernels, lambda: checks.check_directed(exact, seed=DIRECTED_SEED))
-        graph = {"replays": task.replays, "seed": task.seed, "before_replay": before_replay}
-        run(f"graph {part}", kernels, lambda: checks.check_graph(exact, **graph))
-        if task.world > 1:
-            return good
-        run(f"independence {part}", kernels, lambda: checks.check_seed_dependence(exact, seed=DIRECTED_SEED))
-        rough = checks.random_subject(product, base, cache, device, seed=task.seed)
-        run(
-            f"agreement {part}",
-            kernels,
-            lambda: checks.check_agreement(rough, batches=AGREEMENT_BATCHES, seed=task.seed),
-        )
+            base, cache = part.split("/")
+            exact = checks.exact_subject(product, base, cache, device, seed=task.seed)
+            if task.world == 1:
+                self._pair(part, exact, checks.random_subject(product, base, cache, device, seed=task.seed))
+            elif self.ranks is None:
+                self._exact(part, checks.EmulatedSubject.of(exact, task.world), (CHAIN,))
+            else:
+                subject = checks.RankSubject.of(exact, self.ranks.group)
+                late = partial(_delay_by_turns, self.ranks.rank, self.ranks.world)
+                self._exact(part, subject, (CHAIN,), before_replay=late)
+
+    def _exact(self, part: str, subject: Any, kernels: tuple[str, ...], **graph: Any) -> None:
+        """What is held to the oracle to the bit."""
+        task, checks = self.task, self.checks
+        amount = {"batches": task.batches, "seed": task.seed, "rows": _chain_rows(task, self.product)}
+        self.run(f"bitwise {part}", kernels, partial(checks.check_bitwise, subject, **amount))
+        self.run(f"directed {part}", kernels, partial(checks.check_directed, subject, seed=DIRECTED_SEED))
+        replays = {"replays": task.replays, "seed": task.seed} | graph
+        self.run(f"graph {part}", kernels, partial(checks.check_graph, subject, **replays))
+
+    def _pair(self, part: str, exact: Any, rough: Any) -> None:
+        """All kernels of one GPU for a pair of dtypes: with exact weights, and with random ones beside the engine's loop."""
+        task, checks = self.task, self.checks
+        kernels = tuple(kernel for kernel in (CHAIN, FUSED, STEP) if self.product.has(kernel))
+        if STEP in kernels and exact.step_sampler(checks.MAX_REQS) is None:
+            kernels = tuple(kernel for kernel in kernels if kernel != STEP)
+        self._exact(part, exact, kernels)
+        self.run(f"independence {part}", kernels, partial(checks.check_seed_dependence, exact, seed=DIRECTED_SEED))
+        amount = {"batches": AGREEMENT_BATCHES, "seed": task.seed}
+        self.run(f"agreement {part}", kernels, partial(checks.check_agreement, rough, **amount))
         if STEP in kernels:
-            rows = task.rows or checks.EAGER_ROWS
-            run(f"eager {part}", (STEP,), lambda: checks.check_step_loop(rough, rows=rows, seed=task.seed))
-    return good
+            rows = {"rows": task.rows or checks.EAGER_ROWS, "seed": task.seed}
+            self.run(f"eager {part}", (STEP,), partial(checks.check_step_loop, rough, **rows))
+
+
+def work(task: Task) -> bool:
+    """Run one task in this process. Returns whether all its checks hold."""
+    import torch
+
+    checker = Checker(task)
+    with torch.inference_mode():
+        for part in task.part.split("+"):
+            checker.part(part)
+    return checker.good
 
 
 def _chain_rows(task: Task, product: Product) -> tuple[int, ...] | None:

@@ -29,15 +29,18 @@ def test_one_gpu_checks_noise_every_pair_of_dtypes_and_the_timeout(product: gpu.
     tasks = verify._tasks(ROOT, ROOT / "generated", product, ASKED)
     assert {task.part for task in tasks} == {"noise", "timeout", "bf16/bf16", "bf16/fp32", "fp32/bf16", "fp32/fp32"}
     assert {(task.world, task.emulated, task.rows) for task in tasks} == {(1, False, (1, 8))}
+    (task,) = verify._tasks(ROOT, ROOT / "generated", product, ASKED, together=True)
+    assert task.part == "bf16/bf16+bf16/fp32+fp32/bf16+fp32/fp32+noise+timeout"  # the timeout costs the CUDA context
+    assert verify._kernels(task) == ("noise", "chain", "fused", "step")
 
 
 def test_ranks_are_checked_instead_of_one_gpu(product: gpu.Product) -> None:
     asked = Asked(3, 5, 1, None, tp=2, emulated=(4, 8))
     tasks = verify._tasks(ROOT, ROOT / "generated", product, asked)
     assert {(task.world, task.emulated) for task in tasks} == {(4, True), (8, True), (2, False)}
-    assert len(tasks) == 3 * 4 and all("/" in task.part for task in tasks)
     assert [task.title for task in tasks if task.world == 8][0] == "bf16/bf16 over 8 emulated ranks"
-    assert [verify._takes_all(task) for task in tasks] == [False] * 8 + [True] * 4
+    assert [verify._takes_all(task) for task in tasks] == [False] * 8 + [True]
+    assert tasks[-1].part == "bf16/bf16+bf16/fp32+fp32/bf16+fp32/fp32"
     without = SimpleNamespace(has=lambda kernel: kernel != "chain", model="toy")
     assert verify._tasks(ROOT, ROOT, without, asked) == []  # type: ignore[arg-type]
 
@@ -70,6 +73,29 @@ def test_the_finding_of_the_rank_that_failed_counts(monkeypatch: pytest.MonkeyPa
     )
     (finding,) = verify._run_task(Task("", "", "toy", "bf16/bf16", 1, 1, 1, world=2))
     assert (finding.failure, finding.world) == ("rank 1: row 3 differs", 2)
+
+
+def test_models_share_the_processes_and_are_recorded_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = gpu.generated_models(ROOT / "generated", ())[:2]
+    ran: list[Task] = []
+
+    def run(task: Task) -> list[Finding]:
+        ran.append(task)
+        failure = "row 1 differs" if task.model == models[1] else None
+        return [Finding("bitwise", (kernel,), {"batches": 3}, failure) for kernel in ("noise", "fused")]
+
+    monkeypatch.setattr(verify, "need_cuda", lambda: None)
+    monkeypatch.setattr(verify, "this_device", lambda product: "h200")
+    monkeypatch.setattr(verify, "_run_task", run)
+    assert verify.run_verify(ROOT, models, results=tmp_path, jobs=2, record=True) == 1
+    assert sorted(task.model for task in ran) == sorted(models) and all("+" in task.part for task in ran)
+    assert [path.stem for path in tmp_path.glob("h200/*.json")] == [models[0]]
+    assert capsys.readouterr().out.count("bitwise") == 4
+    ran.clear()
+    assert verify.run_verify(ROOT, models[:1], results=tmp_path, jobs=16) == 0
+    assert len(ran) > 1 and all("+" not in task.part for task in ran)
 
 
 def test_a_machine_with_too_few_gpus_cannot_tell(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> None:
