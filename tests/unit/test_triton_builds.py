@@ -57,3 +57,22 @@ def test_the_instructions_that_decide_the_last_bit(builds: Any, capability: str)
         assert "div.full.f32" in ptx and not re.search(r"div\.(rn|approx)", ptx)
         assert "atom.global.gpu.acq_rel.add.u32" in ptx
         assert "ld.global.v4.b32" in ptx  # head rows are read 16 bytes at a time
+
+
+def test_every_feature_compiles_without_spills(builds: Any) -> None:
+    features = builds["features"]
+    assert {model: sorted(found) for model, found in features.items()} == {
+        "reduced vocabulary, fp64 noise, cap on the base": ["fused/fp32/fp32", "fused/mask/fp32"],
+        "reduced vocabulary, Philox noise, cap on the sum": ["fused/bf16/bf16", "fused/mask/bf16", "noise/any"],
+        "greedy, cap on both, rank 80": ["fused/bf16"],
+        "rank 512": ["fused/bf16/bf16"],
+    }
+    for model, found in features.items():
+        for name, build in found.items():
+            assert (build["spill_bytes"], build["local_bytes"]) == (0, 0), (model, name)
+
+
+def test_what_a_transform_multiplies_is_not_fused_into_a_sum(builds: Any) -> None:
+    """The engine's multiplication and addition are two operations, each rounded: fp32 base logits would show it."""
+    ptx = builds["features"]["reduced vocabulary, fp64 noise, cap on the base"]["fused/fp32/fp32"]["ptx"]
+    assert "mul.rn.f32" in ptx and "mul.rn.ftz.f32" not in ptx

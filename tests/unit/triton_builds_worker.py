@@ -1,6 +1,7 @@
 """Compiles the Triton kernels without a GPU, as described and as launched; run by test_triton_builds.py in a process of its own.
 
-    python triton_builds_worker.py FOLDER  > JSON: {"described": {module: {build: {capability: {...}}}}, "launched": {module: [hash]}}
+    python triton_builds_worker.py FOLDER  > JSON: {"described": {module: {build: {capability: {...}}}}, "launched": {module: [hash]},
+                                                    "features": {model: {module/build: {...}}}}
 
 Triton must not be in interpreter mode here. Launches are stopped after compilation: a stand-in for the driver names the
 target, and the launch options that Triton derives from real arguments decide which binary a launch asks for.
@@ -27,6 +28,30 @@ from dsparkgen.cubin import read_resources  # noqa: E402
 CAPABILITIES = (90, 100)
 VOCAB, RANK, STEPS = 301, 128, 2
 DTYPES = (torch.bfloat16, torch.float32)
+CAP = {"multiplier": 0.196, "soft_cap": 20.0}
+FEATURES = {  # toy models that between them use every feature; one pair of dtypes each
+    "reduced vocabulary, fp64 noise, cap on the base": {
+        "kernels": ("fused",),
+        "vocabulary": {"draft": 200, "d2t": True},
+        "noise": {"scheme": "murmur3_64"},
+        "logits": {"base_dtypes": ("fp32",), "cache_dtypes": ("fp32",), "transform": {"placement": "base", **CAP}},
+    },
+    "reduced vocabulary, Philox noise, cap on the sum": {
+        "vocabulary": {"draft": 200, "d2t": True},
+        "noise": {"scheme": "philox_32"},
+        "logits": {"base_dtypes": ("bf16",), "cache_dtypes": ("bf16",), "transform": {"placement": "sum", **CAP}},
+    },
+    "greedy, cap on both, rank 80": {
+        "kernels": ("fused",),
+        "rank_dim": 80,
+        "logits": {"base_dtypes": ("bf16",), "cache_dtypes": (), "transform": {"placement": "both", **CAP}},
+    },
+    "rank 512": {
+        "kernels": ("fused",),
+        "rank_dim": 512,
+        "logits": {"base_dtypes": ("bf16",), "cache_dtypes": ("bf16",)},
+    },
+}
 
 
 class Driver:
@@ -42,12 +67,12 @@ class Driver:
         return 0
 
 
-def describe(module: ModuleType) -> dict[str, Any]:
+def describe(module: ModuleType, capabilities: tuple[int, ...] = CAPABILITIES) -> dict[str, Any]:
     """Every described build for every capability: its hash and resources."""
     described: dict[str, Any] = {}
     for name, (function, signature, constants, options) in module.compile_builds().items():
         described[name] = {}
-        for capability in CAPABILITIES:
+        for capability in capabilities:
             source = ASTSource(function, signature, constants)
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             resources = read_resources(compiled.asm["cubin"])
@@ -63,6 +88,16 @@ def describe(module: ModuleType) -> dict[str, Any]:
 def main(folder: Path) -> None:
     model = toy_model(folder, VOCAB, rank_dim=RANK, num_steps=STEPS)
     answer: dict[str, Any] = {"described": {name: describe(getattr(model, name)) for name in ("noise", "fused")}}
+
+    answer["features"] = {}
+    for place, (name, options) in enumerate(FEATURES.items()):
+        other = toy_model(folder / f"features{place}", VOCAB, num_steps=STEPS, **{"rank_dim": RANK} | options)
+        answer["features"][name] = {
+            f"{module}/{build}": found[CAPABILITIES[0]]
+            for module in ("noise", "fused")
+            if hasattr(other, module)
+            for build, found in describe(getattr(other, module), CAPABILITIES[:1]).items()
+        }
 
     launched: dict[str, set[str]] = {"noise": set(), "fused": set()}
     launch = triton.JITFunction.run
