@@ -25,7 +25,8 @@ FEWER_REGISTER_CHUNKS = {
     "sm_100a": 2,
     "sm_103a": 2,
 }  # the compiler's own needs are larger there, with 8 row slots twice that
-SPARE_CHUNKS = 2  # of these, left free where nothing is streamed
+SPARE_CHUNKS = 4  # of these, left free where nothing is streamed
+SPARE_WITH_RANKS = 2  # of these, left free where tiles are streamed and logits go to other ranks
 MOST_WITHOUT_RING = 2  # register tiles a warp where nothing is streamed
 WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
 ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
@@ -242,14 +243,15 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
     # one after the other, so the second one waits for the first; and with more of them the compiler spills.
     most = min(-(-budget // chunks), -(-line.tiles // line.warps))
     few = max(min(most, 1 if busy else MOST_WITHOUT_RING, line.tiles // line.warps), min(most, 1))
-    spare = SPARE_CHUNKS * (2 if line.row_slots == WIDE_ROWS and base_dtype == "fp32" else 1)
-    in_registers = min(chunks, (budget - spare) // max(few, 1))
-    whole = Residency(few, in_registers, max(line.tiles - few * line.warps, 0), 0, ahead, 0)
-    if few and in_registers and fits(whole):
-        return whole
+    in_registers = min(chunks, (budget - SPARE_CHUNKS) // max(few, 1))
+    for staged in range(ahead, max(ahead - 2, 0), -1):
+        whole = Residency(few, in_registers, max(line.tiles - few * line.warps, 0), 0, staged, 0)
+        if few and in_registers and fits(whole):
+            return whole
+    spare = SPARE_WITH_RANKS if line.tp > 1 else 0
     for tiles in range(most, -1, -1):
         need = max(line.tiles - tiles * line.warps, 0)
-        in_registers = min(chunks, budget // tiles) if tiles else 0
+        in_registers = min(chunks, (budget - spare) // tiles) if tiles else 0
         spills = tiles > MOST_WITHOUT_RING and line.row_slots == WIDE_ROWS
         if not spills and fits(Residency(tiles, in_registers, need, 0, ahead, 0)):
             return Residency(tiles, in_registers, need, 0, ahead, 0)
