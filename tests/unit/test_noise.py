@@ -161,6 +161,54 @@ def test_kernel_equals_the_oracle(three_steps: ModuleType, start: int, width: in
     assert bool((out[:, (width + 3) // 4 * 4 :] == POISON).all())
 
 
+def test_a_reduced_vocabulary_draws_by_target_id(toy_models: Models) -> None:
+    """Case 13: column j of a shard holds the noise of the target id that draft id start + j is mapped to."""
+    model = toy_models(97, num_steps=1, vocabulary={"draft": 40, "d2t": True})
+    ids = torch.randperm(97, generator=torch.Generator().manual_seed(3))[:40].int()
+    arguments = (torch.zeros(1, dtype=torch.int64), torch.tensor([9]), torch.ones(1), torch.tensor([5]))
+    out = torch.full((1, 24), POISON)
+    model.noise.draw_noise(out, *arguments, num_samples=1, vocab_start=17, width=21, target_ids=ids)
+    expected = oracle.gumbel(5, 8 + DRAFT_SALT, 97, CPU)[ids[17:38].long()]
+    assert torch.allclose(out[0, :21], expected, rtol=0, atol=CLOSE)
+    stream = model.noise.NoiseStream("cpu", ids)
+    forked = torch.full((1, 24), POISON)
+    stream.fork(forked, *arguments, num_samples=1, vocab_start=17, width=21)
+    stream.join()
+    assert torch.equal(forked[:, :21], out[:, :21])
+    for ids_given, width, message in (
+        (None, 21, r"target_ids: expected int32 \[40\].* got NoneType None"),
+        (ids, 24, "width: expected an int from 1 to 23, got 24"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            model.noise.draw_noise(out, *arguments, num_samples=1, vocab_start=17, width=width, target_ids=ids_given)
+    with pytest.raises(ValueError, match="target_ids: expected None for a model without d2t"):
+        toy_models(64).noise.draw_noise(torch.empty(1, 64), *arguments, num_samples=1, target_ids=ids)
+
+
+def test_the_older_scheme(toy_models: Models) -> None:
+    """Philox: the noise is close to the oracle's, and its uniform's floor bounds it."""
+    model = toy_models(333, num_steps=1, noise={"scheme": "philox_32"})
+    for seed in (42, -5, 2**40 + 7, -(2**63)):
+        drawn = kernel_noise(model, seed, 4711, width=333)
+        expected = oracle.gumbel(seed, 4710 + DRAFT_SALT, 333, CPU, scheme="philox_32")
+        assert torch.allclose(drawn, expected, rtol=0, atol=CLOSE)
+    words = torch.tensor([0, 2**32 - 1, 1, 2**31])
+    assert oracle.gumbel_of_philox(words)[:2].tolist() == pytest.approx([21.4875, 21.4875], abs=1e-3)
+    assert not bool(torch.isnan(oracle.gumbel_of_philox(words)).any())
+
+
+def test_fp64_noise_of_both_oracles() -> None:
+    """53 bits of two hashes; the largest midpoint, which rounds to 1, is lowered."""
+    for seed, key in ((0, 0), (42, 7 + DRAFT_SALT), (2**32, 5)):
+        drawn = engine_math.noise(seed, key, 300, CPU, scheme="murmur3_64")
+        expected = oracle.gumbel(seed, key, 300, CPU, scheme="murmur3_64")
+        assert drawn.dtype == torch.float64
+        assert torch.allclose(drawn, expected, rtol=0, atol=1e-13)
+    ones, zeros = torch.tensor([2**32 - 1]), torch.tensor([0])
+    assert float(oracle.gumbel_of_bits_64(ones, ones)) == pytest.approx(36.7368, abs=1e-3)
+    assert float(oracle.gumbel_of_bits_64(zeros, zeros)) == pytest.approx(-3.6225, abs=1e-3)
+
+
 def test_rows_without_noise_are_left_alone(three_steps: ModuleType) -> None:
     """Padding rows and T = 0 rows; a padding row reads nothing at index -1, where there is a temperature."""
     states = torch.tensor([0, -1, 0, 1, 1, 1])
