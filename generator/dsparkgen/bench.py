@@ -10,6 +10,7 @@ the sampler launches them, ``eager_us`` the engine's loop and ``fused_us`` the f
 CUDA-graph replay, in microseconds. ``pct_of_floor`` is 100 * floor_us / us. A row measured on a throw-away vocabulary
 carries ``parent``, the digest of the checked-in kernel of the same templates.
 
+- A row of a model with an output transform carries ``plain_us``, the engine's loop without the transform: less than it does.
 - A row of the step kernels carries ``gemm_us``, the bias GEMMs of all positions alone, which the eager loop runs too.
 - A row of several ranks has their number as ``tp``. Where they are emulated on one GPU it has ``emulated`` and
   ``rank_floor_us``, the floor of a GPU that is one of them. Where every rank is a GPU (rank_timings.py) it has ``nccl_us``,
@@ -43,6 +44,7 @@ ROWS = (1, 4, 8)
 STEP_ROWS = (16, 64)  # also measured for a model with step kernels
 PDL_ROWS = (1,)
 SAMPLERS = ("chain", "fused", "step")
+STEP_PEERS = ("eager", "plain", "fused")  # loops that the step kernels are compared with
 SWEEP = (32000, 64640, 100352, 129280, 151936, 200064, 248320, 262144)  # vocabularies of served models
 
 
@@ -374,15 +376,26 @@ def render_ranks_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def render_step_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """What the step kernels leave of the loop beside the bias GEMMs that they share with the eager loop."""
     lines: list[tuple[str, ...]] = [
-        ("model", "rows", "step", "eager", "fused", "GEMMs", "GEMM share", "floor", "eager/step", "fused/step")
+        (
+            "model",
+            "rows",
+            "step",
+            "eager",
+            "plain",
+            "fused",
+            "GEMMs",
+            "share",
+            "floor",
+            *(f"{x}/step" for x in STEP_PEERS),
+        )
     ]
     for row in rows:
         if "gemm_us" in row:
-            us = row["call_us"]
-            names = ("rows", "call_us", "eager_us", "fused_us", "gemm_us")
-            share, ratios = f"{row['gemm_us'] / us:.0%}", (f"{row[name] / us:.2f}" for name in ("eager_us", "fused_us"))
+            us, names = row["call_us"], ("rows", "call_us", "eager_us", "plain_us", "fused_us", "gemm_us")
+            ratios = (f"{row[f'{x}_us'] / us:.2f}" if f"{x}_us" in row else "-" for x in STEP_PEERS)
+            share = f"{row['gemm_us'] / us:.0%}"
             lines.append(
-                (row.get("model", ""), *(str(row[name]) for name in names), share, str(row["floor_us"]), *ratios)
+                (row.get("model", ""), *(str(row.get(x, "-")) for x in names), share, str(row["floor_us"]), *ratios)
             )
     return _aligned(lines)
 

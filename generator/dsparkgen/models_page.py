@@ -66,10 +66,12 @@ def step_table(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
     found = [(model, row) for model, own in rows.items() for row in own if row["kernel"] == "step"]
     if not found:
         return
-    yield "| model | rows | step kernels: us | bias GEMMs alone | their share | floor | engine's loop | engine's / own | fused loop | fused / own |\n"
-    yield "|---" * 10 + "|\n"
+    yield "| model | rows | step kernels: us | bias GEMMs alone | their share | floor "
+    yield "| engine's loop | / own | without transform | / own | fused loop | / own |\n"
+    yield "|---" * 12 + "|\n"
     for model, row in sorted(found, key=lambda one: (one[0], one[1]["rows"])):
-        us, eager, gemm = row["call_us"], row["eager_us"], row["gemm_us"]
-        fused = (f"{row['fused_us']:.0f}", f"{row['fused_us'] / us:.2f}") if "fused_us" in row else (NONE, NONE)
+        us, gemm = row["call_us"], row["gemm_us"]
         cells = [model, str(row["rows"]), f"{us:.0f}", f"{gemm:.0f}", f"{gemm / us:.0%}", f"{row['floor_us']:.0f}"]
-        yield f"| {' | '.join([*cells, f'{eager:.0f}', f'{eager / us:.2f}', *fused])} |\n"
+        for name in ("eager_us", "plain_us", "fused_us"):
+            cells += [f"{row[name]:.0f}", f"{row[name] / us:.2f}"] if name in row else [NONE, NONE]
+        yield f"| {' | '.join(cells)} |\n"

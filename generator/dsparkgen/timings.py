@@ -114,6 +114,12 @@ class Bench:
         """The engine's loop."""
         return [harness(self.root, "tests.harness.eager").EagerLoop(case) for case in self.cases]
 
+    def plain(self) -> Calls:
+        """The engine's loop without the output transform, which draws other tokens: what it would take at the least."""
+        none = harness(self.root, "tests.harness.cases").Transform()
+        cases = [case.replace(transform=none) for case in self.cases]
+        return [harness(self.root, "tests.harness.eager").EagerLoop(case) for case in cases]
+
     def fused(self) -> Calls:
         """The fused loop."""
         return sampling(self.model.subject.fused_loop(self.model.max_reqs), self.cases)
@@ -156,6 +162,8 @@ class OneGpu:
         timing = harness(bench.root, "benchmarks.timing")
         self._bench, self._pdl, product = bench, pdl, bench.product
         variants = {"eager": bench.eager()} | ({"fused": bench.fused()} if product.has("fused") else {})
+        if bench.config.TRANSFORM != "none":
+            variants["plain"] = bench.plain()
         self._chain = product.has("chain") and bench.rows <= bench.config.MAX_ROWS
         if self._chain:
             chain = bench.model.sampler("ChainSampler")
@@ -174,7 +182,7 @@ class OneGpu:
         """The rows: of the chain, or where the batch is beyond it of the fused loop; and of the step kernels."""
         bench = self._bench
         us = {name: round(us, 2) for name, us in self._interleaved.medians_us(repeats=repeats).items()}
-        beside = {f"{name}_us": us[name] for name in ("eager", "fused") if name in us}
+        beside = {f"{name}_us": us[name] for name in ("eager", "fused", "plain") if name in us}
         floor = floors.chain_floor_us(device, bench.sizes)
         if self._chain:
             own = {"us": us["chain"], "noise_us": us["noise"], "call_us": us["call"]}

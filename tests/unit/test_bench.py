@@ -225,7 +225,7 @@ def test_tables_show_each_kind_of_row_once() -> None:
     one, ranks, steps = text.split("\n\n")
     assert one.splitlines()[1].split()[:2] == ["m", "chain"] and len(one.splitlines()) == 3
     assert "4 emulated" in ranks and "180.0" in ranks and len(ranks.splitlines()) == 3
-    assert steps.splitlines()[1].split()[-4:] == ["50%", "24.2", "4.00", "2.00"]
+    assert steps.splitlines()[1].split()[-5:] == ["50%", "24.2", "4.00", "-", "2.00"]
     assert bench.render_tables([]) == ""
 
 

@@ -98,8 +98,10 @@ def test_a_batch_shows_the_kernel_that_it_takes() -> None:
     step = row(1, 90.0, rows=8) | {"kernel": "step", "gemm_us": 45.0, "call_us": 90.0, "fused_us": 180.0}
     assert models_page._timing([step], 8) == ("90.0 (step)", "10.0")
     assert models_page._timing([step, row(1, 60.0, rows=8)], 8) == ("64.0", "9.4")
-    (line,) = list(models_page.step_table({"toy": [step]}))[2:]
-    assert line == "| toy | 8 | 90 | 45 | 50% | 45 | 900 | 10.00 | 180 | 2.00 |\n"
+    *_, line = models_page.step_table({"toy": [step]})
+    assert line == "| toy | 8 | 90 | 45 | 50% | 45 | 900 | 10.00 | - | - | 180 | 2.00 |\n"
+    header, _, line = "".join(models_page.step_table({"toy": [step | {"plain_us": 450.0}]})).splitlines()
+    assert line.count("|") == header.count("|") and "| 450 | 5.00 |" in line
     assert list(models_page.step_table({"toy": [row(1, 60.0)]})) == []
 
 
