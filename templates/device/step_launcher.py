@@ -164,24 +164,13 @@ class StepLauncher:
             or vocabulary.why_not(config, d2t, embed_weight.device)
             or step_reasons.why_not_cache(config, max_reqs, cache_dtype, logits_cache, embed_weight.device)
             or cls.why_not_ranks(head_weight, group, device_group)
-            or cls._why_no_kernels(head_weight, max_reqs, cache_dtype, embed_weight.device)
+            or step_reasons.why_no_kernels(config, cls.load_step, embed_weight, head_weight, max_reqs, cache_dtype)
         )
 
     @classmethod
     def why_not_ranks(cls, head_weight: Head, group: Any, device_group: Any) -> str | None:
         """Why the ranks cannot share this head, or None."""
         return step_reasons.why_not_groups(head_weight, group, device_group)
-
-    @classmethod
-    def _why_no_kernels(cls, head: Head, max_reqs: int, cache_dtype: torch.dtype, device: torch.device) -> str | None:
-        """Why some kernel can neither be found nor compiled, or None. Compiles nothing."""
-        shard = {"width": cls.config.DRAFT_VOCAB_SIZE, "sharded": False}
-        if isinstance(head, VocabParallelHead):
-            shard = {"width": head.width, "sharded": head.world > 1}
-        recipes = kernel_recipes.step_recipes(
-            cls.config, cls.load_step, max_reqs=max_reqs, cache_dtype=cache_dtype, **shard
-        )
-        return kernel_store.why_none(recipes, device)
 
     @classmethod
     def create(cls, *weights: Any, **options: Any) -> Self | None:
@@ -221,9 +210,7 @@ class StepLauncher:
         Args:
             shard: first column and number of columns of this rank's LM head; None where it has none.
         """
-        own = (self.first, self.width)
-        reason = None if shard == own else f"shard: expected {own}, the head's columns, got {shard}"
-        return self._ranks.agree(reason) is None
+        return self._ranks.agree(None if shard == (self.first, self.width) else f"shard: got {shard}") is None
 
     # --- one call ---
 

@@ -48,7 +48,6 @@ CONSTANTS: dict[str, Any] = {
     "QUERY_PER_ROW": N,
     "BASE_DTYPES": ("bf16", "fp32"),
     "CACHE_DTYPES": ("bf16", "fp32"),
-    "TP_SIZES": (1, 2, 4, 8),
     "NOISE_SCHEME": "murmur3_32",
     "DRAFT_SALT": 1 << 30,
     "STEP_MIX": True,
@@ -417,7 +416,6 @@ GROUPS = {"group": group_of("gloo", 2, 0), "device_group": group_of("nccl", 2, 0
         ({"head_weight": shard(), **GROUPS}, {}, None),
         ({"head_weight": shard(rank=1), **GROUPS}, {}, "expected rank 0 to hold slice 0 of the head, got slice 1"),
         ({"head_weight": shard(world=4), **GROUPS}, {}, "group: expected 4 ranks, as the head has, got 2"),
-        ({"head_weight": shard(world=4)}, {"TP_SIZES": (1, 2)}, "on (1, 2) ranks, as in parallel.tp, got 4"),
         ({"head_weight": shard(vocab=V + 2)}, {}, "head_weight: expected a head of 48 rows, got 50"),
         (
             {"head_weight": shard(), **GROUPS, "device_group": group_of("gloo", 2, 0)},

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from . import host
+from . import host, kernel_recipes, kernel_store
 from .host import Expected
 from .vocab_parallel_head import VocabParallelHead
 
@@ -53,10 +54,6 @@ def why_not_weights(config: ModuleType, embed_weight: torch.Tensor, head_weight:
     if isinstance(head_weight, VocabParallelHead):
         if head_weight.vocab_size != config.DRAFT_VOCAB_SIZE:
             return f"head_weight: expected a head of {config.DRAFT_VOCAB_SIZE} rows, got {head_weight.vocab_size}"
-        if head_weight.world not in config.TP_SIZES:
-            return (
-                f"head_weight: expected a head on {config.TP_SIZES} ranks, as in parallel.tp, got {head_weight.world}"
-            )
         rows, head = head_weight.width, head_weight.storage
     else:
         rows, head = config.DRAFT_VOCAB_SIZE, head_weight
@@ -96,3 +93,21 @@ def why_not_groups(head_weight: Any, group: Any, device_group: Any) -> str | Non
         if found.rank() != head_weight.rank:
             return f"{name}: expected rank {found.rank()} to hold slice {found.rank()} of the head, got slice {head_weight.rank}"
     return None
+
+
+def why_no_kernels(
+    config: ModuleType,
+    load_step: Callable[[], ModuleType],
+    embed_weight: torch.Tensor,
+    head_weight: Any,
+    max_reqs: int,
+    cache_dtype: torch.dtype,
+) -> str | None:
+    """Why some kernel can neither be found nor compiled for the weights' device, or None. Compiles nothing."""
+    width, sharded = config.DRAFT_VOCAB_SIZE, False
+    if isinstance(head_weight, VocabParallelHead):
+        width, sharded = head_weight.width, head_weight.world > 1
+    recipes = kernel_recipes.step_recipes(
+        config, load_step, width=width, sharded=sharded, max_reqs=max_reqs, cache_dtype=cache_dtype
+    )
+    return kernel_store.why_none(recipes, embed_weight.device)
