@@ -73,7 +73,7 @@ class DraftLauncher:
         engine_bias: bool = False,
         **chain_options: Any,
     ) -> None:
-        self.max_reqs, self.cache_dtype = max_reqs, cache_dtype
+        self.device, self.max_reqs, self.cache_dtype = embed_weight.device, max_reqs, cache_dtype
         self.served: Counter[str] = Counter()
         self.declined: dict[str, str] = {}
         self._told: set[tuple[str, str]] = set()

@@ -17,6 +17,7 @@ EXPORTS: dict[str, str] = {
     # % if "fused" in spec.emit.kernels
     "FusedLoop": "fused",
     "DraftSampler": "launch",
+    "SamplerOps": "._device.torch_ops",
     # % endif
     # % if "chain" in spec.emit.kernels
     "ChainSampler": "launch",
