@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The vocabulary-parallel chain over the GPUs of this host: tests/multi_gpu, then verification and timings, recorded below
-# benchmarks/results (h200 for two GPUs, h200-x<n> for more). Needs TP GPUs with peer access and, as PYTHON, a Python with the
+# The vocabulary-parallel chain over the GPUs of this host: tests/multi_gpu, 1,000 random batches and 10,000 graph replays with delayed
+# ranks, then verification and timings, recorded below benchmarks/results (h200 for two GPUs, h200-x<n> for more). Needs TP GPUs with peer access and, as PYTHON, a Python with the
 # GPU build of PyTorch.
 #
 #     scripts/bench_tp.sh 4 [MODEL ...]      default: those of the models below that have a spec
@@ -26,7 +26,8 @@ part() {
   local code=$?
   [ "$status" -ne 0 ] || status=$code
 }
-part env DSPARK_TP="$tp" "$python" -m pytest -q -p no:cacheprovider tests/multi_gpu
+part "$python" -m pytest -q -p no:cacheprovider tests/multi_gpu --tp "$tp"
+part "$python" -m tests.harness.ranks --world "$tp" --phases bitwise,graph ${RANKS_ARGS:-}
 part "$python" -m dsparkgen verify "$@" --tp "$tp" --record ${VERIFY_ARGS:-}
 part "$python" -m dsparkgen bench "$@" --tp "$tp" --emulated "$tp" --rows 1,8 --record ${BENCH_ARGS:-}
 exit "$status"
