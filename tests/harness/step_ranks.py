@@ -9,6 +9,17 @@ from typing import Any
 import torch
 
 from .cases import Case
+from .known_cases import Known, Outputs
+from .oracle import same_bits
+from .rank_cases import RANK_CASES, WORLDS
+
+# The known cases of ranks that the step kernels have: a power of two that divides the vocabulary.
+SHARED: list[tuple[Known, int]] = [
+    (known, world)
+    for known in RANK_CASES
+    for world in WORLDS[known.name]
+    if world & (world - 1) == 0 and known.model["vocab_size"] % world == 0
+]
 
 Gather = Callable[[torch.Tensor, Sequence[torch.Tensor]], object]
 
@@ -78,3 +89,15 @@ class EmulatedStepSampler:
             for exchange in exchanges:
                 gather(exchange.gathered, [other.own for other in exchanges])
         return outputs
+
+
+def draw_alike(launch: Any, world: int, case: Case) -> Outputs:
+    """What `world` emulated ranks draw for a case; AssertionError unless all of them draw the same."""
+    weights, options = (case.embed_weight, case.head_weight), {"max_reqs": case.max_reqs}
+    assert case.logits_cache is not None
+    ranks = EmulatedStepSampler(launch, weights, world=world, cache_dtype=case.logits_cache.dtype, **options)
+    first, *others = ranks.sample(case)
+    for rank, other in enumerate(others, 1):
+        assert torch.equal(other.draft_tokens, first.draft_tokens), rank
+        assert same_bits(other.logits_cache, first.logits_cache), rank
+    return first.draft_tokens, first.logits_cache

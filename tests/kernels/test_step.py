@@ -7,16 +7,21 @@ exact. Where the GEMM of the engine and of the sampler could differ, both run it
 
 from __future__ import annotations
 
+import importlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+from tests.harness.known_cases import Known, run  # noqa: E402
+from tests.harness.step_ranks import SHARED  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SEED = 31
@@ -255,6 +260,16 @@ def test_vocabulary_parallel_ranks_draw_what_one_rank_draws(stage: Stage, world:
         alone.sample(*want.call_arguments, query_per_row=want.query_per_row)
         for rank, got in enumerate(ranks.sample(case, shards=shards)):
             assert why_unequal(got, want) is None, (rows, rank)
+
+
+@pytest.mark.parametrize(("known", "world"), SHARED, ids=str)
+def test_known_cases_of_ranks(toy_models: Callable[..., ModuleType], cuda: Any, known: Known, world: int) -> None:
+    from tests.harness.oracle import why_unequal as why_unlike_the_oracle
+    from tests.harness.step_ranks import draw_alike
+
+    model = toy_models(**known.model, kernels=("fused", "step"))
+    launch = importlib.import_module(f"{model.__name__}.launch")
+    run(known, partial(draw_alike, launch, world), cuda, model.config, why_unlike_the_oracle)
 
 
 # --- builds and graphs ---

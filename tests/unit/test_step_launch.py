@@ -18,8 +18,9 @@ pytest.importorskip("triton")
 
 from tests.harness import fake_kernels  # noqa: E402
 from tests.harness.cases import Case, exact_case, exact_weights  # noqa: E402
+from tests.harness.known_cases import Known, run  # noqa: E402
 from tests.harness.oracle import why_unequal_on_cpu  # noqa: E402
-from tests.harness.step_ranks import EmulatedStepSampler  # noqa: E402
+from tests.harness.step_ranks import SHARED, EmulatedStepSampler, draw_alike  # noqa: E402
 from tests.harness.step_simulator import StepSimulator  # noqa: E402
 
 from dspark_kernels._device import (  # noqa: E402
@@ -187,6 +188,13 @@ def test_another_packet_layout(gpu: Any) -> None:
     case = case_of(3)
     for got in ranks.sample(case):
         assert why_unequal_on_cpu(case, got.draft_tokens, got.logits_cache) is None
+
+
+@pytest.mark.parametrize(("known", "world"), SHARED, ids=str)
+def test_known_cases_of_ranks(gpu: Any, known: Known, world: int) -> None:
+    vocab = known.model["vocab_size"]
+    kind = toy(VOCAB_SIZE=vocab, DRAFT_VOCAB_SIZE=vocab, SAMPLING_LIMIT=vocab)
+    run(known, partial(draw_alike, launch_of(kind), world), CPU, kind.config, why_unequal_on_cpu)
 
 
 def launch_of(kind: Any) -> Any:
