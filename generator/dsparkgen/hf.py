@@ -433,6 +433,10 @@ class _Builder:
                 state = "unknown"
                 comment += "".join(f"; it does not read {found.path}, {found.value}" for found in unread)
             self.entries[f"{where}.placement"] = Entry(placement if acts else "none", comment, state)
+            if acts and placement == "both":
+                self.entries[f"{where}.base_capped"] = Entry(
+                    True, "vLLM's LogitsProcessor has transformed the base logits"
+                )
             note, placed = "", True
         if scale is not None and (scale.value != 1.0 or not placed):
             self.entries[f"{where}.multiplier"] = Entry(scale.value, self.origin(scale) + ("" if placed else note))
