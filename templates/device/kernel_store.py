@@ -132,7 +132,7 @@ def provide(recipe: Recipe, device: torch.device) -> CubinKernel:
     image, origin = find_or_compile(recipe, arch_of(torch.cuda.get_device_capability(device)))
     log.info("%s: %s", origin, image.build)
     with torch.cuda.device(device):
-        return CubinKernel(image)
+        return CubinKernel(image, origin)
 
 
 def cache_folder() -> Path:

@@ -40,15 +40,16 @@ class CubinKernel:
 
     Args:
         image: the kernel. The current device must be of its arch.
+        origin: where it came from, in words; for whoever asks.
 
     Raises:
         RuntimeError: with the driver's words, when it refuses the cubin.
     """
 
-    def __init__(self, image: KernelImage) -> None:
+    def __init__(self, image: KernelImage, origin: str = "") -> None:
         from cuda.bindings import driver
 
-        self.image = image
+        self.image, self.origin = image, origin
         parameters, shape, _ = image.description
         name = f"kernel {image.build.kernel} for {image.build.arch}"
         self._library = ask(driver.cuLibraryLoadData(image.cubin, [], [], 0, [], [], 0), name)
