@@ -37,6 +37,7 @@ STAGED_TILES = {1: 4, 2: 4, 4: 4, 8: 3}  # by row slots: tiles whose inputs a wa
 REFILL_US = 1.5  # from using a ring slot to having its next tile, under load, as measured on an H200
 L2_SHARE = 0.62  # of L2 that streamed tiles can keep: 39 MB of 60 MB on an H200
 BYTES = {"bf16": 2, "fp32": 4}
+FORMULA_WIDTH = 49  # columns of a docstring's formulas, beside which comments stand
 
 
 def _layout() -> ModuleType:
@@ -123,19 +124,18 @@ class ModelPlan:
     @property
     def chain_formula(self) -> str:
         """How the chain's docstring puts logits and scores."""
-        logit = {
-            "none": "base[i, v] + bias[v]",
-            "sum": "transform(base[i, v] + bias[v])",
-            "base": "transform(base[i, v]) + bias[v]",
-            "both": "transform(base[i, v]) + transform(bias[v])",
-        }[self.spec.logits.transform.placement]
+        placement = self.spec.logits.transform.placement
+        base = "transform(base[i, v])" if self.transforms_base else "base[i, v]"
+        bias = "transform(bias[v])" if placement == "both" else "bias[v]"
+        logit = f"transform({base} + {bias})" if placement == "sum" else f"{base} + {bias}"
         if not self.spec.logits.cache_dtypes:
             return f"score[v] = {logit}"
         lines = (
-            f"cache[v] = round({logit})".ljust(49) + "before temperature; not written for padding rows",
-            "score[v] = cache[v] / T + noise[i, v]".ljust(49) + "cache[v] alone where T == 0",
+            (f"cache[v] = round({logit})", "before temperature; not written for padding rows"),
+            ("score[v] = cache[v] / T + noise[i, v]", "cache[v] alone where T == 0"),
         )
-        return "\n    ".join(lines)
+        width = max(FORMULA_WIDTH, *(len(formula) + 2 for formula, _ in lines))
+        return "\n    ".join(formula.ljust(width) + comment for formula, comment in lines)
 
     @property
     def planned_devices(self) -> tuple[DeviceSpec, ...]:

@@ -152,8 +152,8 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
 
     def add_bias(self, base: list[Float32], bias: list[Float32]) -> list[Float32]:
         """The fp32 logits of the lane's entries of a row."""
-        # % if spec.logits.transform.placement in ("base", "both")
-        base = self.transformed_base(base)
+        # % if plan.transforms_base
+        base = self.transformed(base, self.base_bytes)
         # % endif
         # % if spec.logits.transform.placement == "both"
         bias = self.transformed(bias, chain_scores.BF16_BYTES)

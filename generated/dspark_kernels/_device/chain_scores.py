@@ -33,7 +33,6 @@ class Scores:
             config.SOFT_CAP,
             config.INVERSE_SOFT_CAP,
         )
-        self.base_capped = config.BASE_CAPPED
         # A bf16 base makes a bf16 sum, which transformed_sum rounds already where it is transformed; a bf16 cache a bf16 logit.
         self.rounds = self.cache_bytes == BF16_BYTES or (self.base_bytes == BF16_BYTES and config.TRANSFORM != "sum")
 
@@ -48,10 +47,6 @@ class Scores:
             x = rounded([score_ops.tanh(v) for v in x], entry_bytes)
             x = rounded([score_ops.mul_rn(v, Float32(self.soft_cap)) for v in x], entry_bytes)
         return x
-
-    def transformed_base(self, base: list[Float32]) -> list[Float32]:
-        """The base logits after the transform, which they may have come with."""
-        return base if self.base_capped else self.transformed(base, self.base_bytes)
 
     def transformed_sum(self, sums: list[Float32]) -> list[Float32]:
         """The transform of base + bias: the sum is rounded to the base logits' dtype, the rest is fp32."""
