@@ -124,7 +124,7 @@ def transform(
     """
     if MULTIPLIER != 1.0:
         value = round_to(product(value, tl.full(value.shape, MULTIPLIER, tl.float32)), DTYPE)
-    if SOFT_CAP is not None:
+    if SOFT_CAP != None:  # noqa: E711  a constexpr in the interpreter, which no `is` sees through
         value = round_to(product(value, tl.full(value.shape, INVERSE_SOFT_CAP, tl.float32)), DTYPE)
         value = round_to(tanh(value), DTYPE)
         value = round_to(product(value, tl.full(value.shape, SOFT_CAP, tl.float32)), DTYPE)

@@ -26,7 +26,7 @@ interpreted = pytest.mark.skipif(
 )
 
 VOCAB, RANK, STEPS = 203, 64, 3
-KERNELS = ("noise", "chain", "fused")
+KERNELS, FUSED = ("noise", "chain", "fused"), ("noise", "fused")
 CAP = 30.0
 Models = Callable[..., ModuleType]
 
@@ -115,6 +115,69 @@ def test_draws_under_a_cap_on_logits_and_bias(toy_models: Models, engine: engine
     transform = {"placement": "both", "soft_cap": CAP, "base_capped": True}
     capped = hook_of(toy_models(VOCAB, kernels=KERNELS, logits={"transform": transform}))
     assert_same(capped, lambda: Draft(engine, small_case(3), name="Gemma4DSparkForCausalLM", soft_cap=CAP))
+
+
+@interpreted
+def test_draws_under_a_scale(toy_models: Models, engine: engine_wheel.Engine) -> None:
+    """Qwen's processor can scale: base logits arrive scaled, the bias is left to do."""
+    transform = {"placement": "both", "multiplier": 0.375, "base_capped": True}
+    scaled = hook_of(toy_models(VOCAB, kernels=FUSED, logits={"transform": transform}))
+    assert_same(scaled, lambda: Draft(engine, small_case(3), scale=0.375))
+
+
+@interpreted
+def test_draws_under_a_transform_of_the_sum(toy_models: Models, engine: engine_wheel.Engine) -> None:
+    """Muse Spark's draft: multiplier, then cap, on the sum of base logits and bias."""
+    transform = {"placement": "sum", "multiplier": 0.5, "soft_cap": 4.0}
+    muse = hook_of(toy_models(VOCAB, kernels=FUSED, logits={"transform": transform}))
+    transformed = type(
+        "Transformed", (engine_stub.TransformedDraft,), {"output_multiplier": 0.5, "output_soft_cap_temp": 4.0}
+    )
+    d2t = torch.zeros(VOCAB, dtype=torch.int64)
+    options: dict[str, Any] = {"name": "MuseSparkDSparkForCausalLM", "base": transformed, "d2t": d2t}
+    assert_same(muse, lambda: Draft(engine, small_case(3), **options))
+
+
+@interpreted
+def test_draws_from_a_reduced_vocabulary(toy_models: Models, engine: engine_wheel.Engine) -> None:
+    reduced = hook_of(toy_models(VOCAB, kernels=FUSED, vocabulary={"draft": 64, "d2t": True}))
+    d2t = torch.arange(64) * 2 + 1  # target ids 1, 4, 7, ...
+    case = small_case(3)
+    case = case.replace(
+        base_logits=case.base_logits[:, :, :64].contiguous(), head_weight=case.head_weight[:64].contiguous()
+    )
+    assert_same(reduced, lambda: Draft(engine, case, d2t=d2t))
+
+
+@interpreted
+def test_draws_fp64_noise_with_a_kernel_for_it(toy_models: Models, engine: engine_wheel.Engine) -> None:
+    wide = hook_of(toy_models(VOCAB, kernels=("fused",), noise={"scheme": "murmur3_64"}))
+
+    def make() -> Draft:
+        draft = Draft(engine, small_case(3))
+        draft.speculator.use_fp64_gumbel = True
+        return draft
+
+    assert_same(wide, make)
+
+
+@interpreted
+def test_draws_greedy_drafts(toy_models: Models, engine: engine_wheel.Engine) -> None:
+    """Without a logits cache the engine takes the argmax."""
+    greedy = hook_of(toy_models(VOCAB, kernels=("fused",), logits={"cache_dtypes": ()}))
+    plain, hooked = Draft(engine, small_case(3)), Draft(engine, small_case(3))
+    for draft in (plain, hooked):
+        draft.speculator.draft_logits = None
+    hooked.give_hook(greedy)
+    want, got = plain.run()[0], hooked.run()[0]
+    assert isinstance(greedy._serving[hooked.model], greedy.Serving)
+    assert torch.equal(got, want)
+
+
+def test_declines_greedy_drafts_without_a_kernel(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    draft = Draft(engine, small_case())
+    draft.speculator.draft_logits = None
+    expect_decline(hook, draft, "the draft's none", "cache_dtypes = []")
 
 
 @interpreted
