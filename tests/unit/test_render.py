@@ -160,7 +160,10 @@ def test_two_models_have_the_same_functions_in_the_same_order(sandbox) -> None:
 
 def test_template_comments_do_not_reach_the_digest(sandbox) -> None:
     before = tree.build_tree(sandbox.roots).files[f"{MODEL}/fused.py"]
-    sandbox.edit("templates/model/fused.tpl.py", ("\nVOCAB_SIZE", "\n# ## only for readers of the template\nVOCAB_SIZE"))
+    sandbox.edit(
+        "templates/model/fused.tpl.py",
+        ("\nimport triton\n", "\n# ## only for readers of the template\nimport triton\n"),
+    )
     assert tree.build_tree(sandbox.roots).files[f"{MODEL}/fused.py"] == before
 
 

@@ -57,13 +57,13 @@ def test_missing(generated) -> None:
 
 def test_orphan(generated) -> None:
     """A file that no spec asks for any more is found, also where it never was in the manifest."""
-    (generated.package / "deepseek_v41" / "step.py").write_text("x = 1\n")
+    (generated.package / "deepseek_v41" / "gone.py").write_text("x = 1\n")
     (generated.package / "deepseek_v41" / "__pycache__").mkdir()
-    (generated.package / "deepseek_v41" / "__pycache__" / "step.pyc").write_text("")
+    (generated.package / "deepseek_v41" / "__pycache__" / "gone.pyc").write_text("")
     assert generated.check() == {"dspark_kernels/deepseek_v41/gone.py": "orphaned"}
     generated.generate()
     assert generated.check() == {}
-    assert not (generated.package / "deepseek_v41" / "step.py").exists()
+    assert not (generated.package / "deepseek_v41" / "gone.py").exists()
 
 
 def test_removing_a_spec_removes_its_folder_and_registry_entry(generated) -> None:
