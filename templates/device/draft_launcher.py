@@ -77,12 +77,12 @@ class DraftLauncher:
         self.served: Counter[str] = Counter()
         self.declined: dict[str, str] = {}
         self._told: set[tuple[str, str]] = set()
-        sharded = isinstance(head_weight, VocabParallelHead) and head_weight.world > 1
-        rows = head_weight.weight if isinstance(head_weight, VocabParallelHead) else head_weight
+        sharded, rows = False, head_weight
+        if isinstance(head_weight, VocabParallelHead):
+            sharded, rows = head_weight.world > 1, head_weight.weight
+            chain_options |= {"shard_width": head_weight.width} if sharded else {}
         shared: dict[str, Any] = {"max_reqs": max_reqs} | ({} if d2t is None else {"d2t": d2t})
         cached = shared | {"cache_dtype": cache_dtype}
-        if sharded:
-            chain_options["shard_width"] = head_weight.width
         only_step = "engine_bias keeps to the engine's product for the bias" if engine_bias else None
         whole = "the head is sharded: no rank has all of its rows" if sharded else None
         self.chain: ChainLauncher | None = self._build(

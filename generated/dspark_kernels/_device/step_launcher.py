@@ -86,15 +86,15 @@ class StepLauncher:
             raise Declined(f"{config.MODEL}: no step sampler: {reason}")
         self.device, self.max_reqs, self.cache_dtype = embed_weight.device, max_reqs, cache_dtype
         self._device_group = device_group
-        sharded = isinstance(head_weight, VocabParallelHead) and head_weight.world > 1
-        self.world = head_weight.world if sharded else 1
         if isinstance(head_weight, VocabParallelHead):
-            self._head, self.first, self.width = head_weight.storage, head_weight.first, head_weight.width
+            self.world, self._head = head_weight.world, head_weight.storage
+            self.first, self.width = head_weight.first, head_weight.width
         else:
-            self._head, self.first, self.width = head_weight.detach(), 0, config.DRAFT_VOCAB_SIZE
+            self.world, self._head = 1, head_weight.detach()
+            self.first, self.width = 0, config.DRAFT_VOCAB_SIZE
         self._offsets = d2t if config.D2T else None
         self._draft_ids = vocabulary.draft_ids(config, vocabulary.target_ids(config, d2t, self.device))
-        self._fills = sharded or config.D2T
+        self._fills = self.world > 1 or config.D2T
         self._pitch = step_sizes.shard_pitch(self.width)
         # Tensors made in inference mode could not be written outside it.
         with torch.inference_mode(False):
