@@ -532,7 +532,7 @@ def test_other_weights_than_the_heads_are_refused() -> None:
 class Fake:
     """Stands for a sampler: takes some row counts, and notes its calls."""
 
-    most, declined = 100, None
+    most, declined, world = 100, None, 1
     built: list[dict[str, Any]] = []
 
     def __init__(self, *weights: Any, **options: Any) -> None:
@@ -615,6 +615,15 @@ def test_a_sharded_head_leaves_no_fused_loop(kinds: Any) -> None:
     kinds.step.declined = "no CUDA"
     with pytest.raises(ValueError, match="expected the step kernels to take every batch"):
         draft_of(kinds, part, **groups)
+
+
+def test_own_columns_are_accepted_where_every_batch_can_have_them(gpu: Any, kinds: Any) -> None:
+    assert not draft_of(kinds, group=object()).accepts_shard((0, V))
+    kinds.step = toy()
+    kinds.step.why_not_ranks = classmethod(lambda cls, *a: None)
+    draft = draft_of(kinds, shard(rank=1))
+    assert draft.accepts_shard((V // 2, V // 2))
+    assert not draft.accepts_shard((0, V // 2)) and not draft.accepts_shard(None)
 
 
 def test_a_whole_head_is_drawn_from_by_every_rank_alone(kinds: Any) -> None:
