@@ -76,7 +76,7 @@ def test_a_wait_that_never_ends_times_out(product: Any, cuda: Any) -> None:
     assert "CUDA context is lost" in json.loads(line)["covered"]["message"]
 
 
-def test_the_draft_sampler_takes_chain_and_fused_loop(product: Any, checks: Any, cuda: Any) -> None:
+def test_the_draft_sampler_takes_the_chain_and_what_takes_any_row_count(product: Any, checks: Any, cuda: Any) -> None:
     if not product.has("chain"):
         pytest.skip(f"{product.model} has no chain kernel")
     from tests.harness.oracle import why_unequal
@@ -88,7 +88,8 @@ def test_the_draft_sampler_takes_chain_and_fused_loop(product: Any, checks: Any,
         *subject.weights, max_reqs=checks.MAX_REQS, cache_dtype=checks.DTYPES[cache]
     )
     draft.warmup()
-    for rows, expected in ((1, "chain"), (config.MAX_ROWS, "chain"), (config.MAX_ROWS + 1, "fused")):
+    beyond = "step" if product.has("step") else "fused"
+    for rows, expected in ((1, "chain"), (config.MAX_ROWS, "chain"), (config.MAX_ROWS + 1, beyond)):
         case = checks.make_case(subject, rows, seed=rows)
         assert draft.path(rows, case.base_logits)[0] == expected, draft.path(rows, case.base_logits)
         draft.fork_noise(case.idx_mapping, case.sample_pos, case.temperature, case.seeds, rows)
