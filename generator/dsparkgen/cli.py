@@ -221,6 +221,7 @@ def compile_(
     all_: Annotated[
         bool, typer.Option("--all", help="Every plan line and dtype pair, not the default selection.")
     ] = False,
+    page: Annotated[bool, typer.Option("--page", help="Write the figures into docs/resources.md.")] = False,
     json_path: Json = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     root: Root = None,
@@ -233,7 +234,7 @@ def compile_(
     roots = tree.find_roots(root, specs, out)
     _selected(models, roots)
     archs = _archs(arch) if arch else None
-    raise typer.Exit(run_compile(roots, tuple(models or ()), archs, all_, json_path, jobs))
+    raise typer.Exit(run_compile(roots, tuple(models or ()), archs, all_, json_path, jobs, page))
 
 
 @app.command()

@@ -279,6 +279,7 @@ def run_compile(
     all_: bool = False,
     json_path: Path | None = None,
     jobs: int | None = None,
+    page: bool = False,
 ) -> int:
     """Compiles the checked-in kernels, prints their resource table, and judges it.
 
@@ -286,20 +287,24 @@ def run_compile(
         roots: Where the specs are and what was generated from them.
         models: Model names; empty for every spec.
         archs: Archs to compile for; None for those that each spec names.
-        all_: Every plan line, dtype pair and device instead of the default set. Without a choice of models and archs this also
-            rewrites the repository's docs/resources.md, unless a build failed; private specs have no such page.
+        all_: Every plan line, dtype pair and device instead of the default set.
         json_path: Where to write the figures as JSON.
         jobs: Processes at a time; None for one a core.
+        page: Also write the figures into the repository's docs/resources.md, unless a build failed.
 
     Returns:
         0 when every kernel compiled without spills and local memory, 1 when one did not, 3 when a compiler is not installed.
 
     Raises:
-        InvalidFile: A spec is invalid or missing, or no device is described for an arch.
+        InvalidFile: A spec is invalid or missing, no device is described for an arch, or the page is asked for without all models
+            and archs of the repository.
     """
     specs = read_specs(roots.specs)
     root = roots.templates.parent
     private = (roots.specs, roots.out) != (root / "specs", root / "generated")
+    if page and (models or archs or private):
+        message = "--page: expected every model and arch of the repository, got a choice of them"
+        raise InvalidFile([Problem(show_path(root / RESOURCES), 1, 1, "", message)])
     unknown = sorted(set(models) - set(specs))
     if unknown:
         known = ", ".join(specs) or "none"
@@ -342,7 +347,7 @@ def run_compile(
         json_path.write_text(json.dumps(to_json(builds, records, compilers), indent=1) + "\n")
     faults = find_faults(builds, records)
     failed = any("error" in record for record in records)
-    if all_ and not (models or archs or failed or missing or private):
+    if page and not (failed or missing):
         (root / RESOURCES).write_text(to_markdown(builds, records, compilers))
     for text in faults:
         progress.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
@@ -350,7 +355,7 @@ def run_compile(
     progress.print(f"{len(builds)} builds, {kept} of them from the cache, {len(faults)} at fault", highlight=False)
     earlier = [] if private else stale_kernels(root, builds)
     if earlier:
-        text = f"{RESOURCES} is of earlier code of {', '.join(earlier)}: dsparkgen compile --all"
+        text = f"{RESOURCES} is of earlier code of {', '.join(earlier)}: dsparkgen compile --page"
         progress.print(text, highlight=False, soft_wrap=True)
     for name in missing:
         progress.print(

@@ -11,8 +11,9 @@ from rich.table import Table
 PAGE_INTRODUCTION = """\
 # Registers and shared memory of every kernel
 
-Written by `dsparkgen compile --all`: every plan line of every described device, every pair of data types. Registers are 32-bit, a thread;
-shared memory is KiB a block; both are the most over the data types, for row slots {slots} in that order where a kernel has them.
+Written by `dsparkgen compile --page`: for each model and arch the chain at its smallest and largest TP size, for row slots {slots} in that
+order, with one pair of data types, which the models take in turn, and one build of each other kernel. Registers are 32-bit, a thread; shared
+memory is KiB a block.
 Compiled with {compilers}. Digests are those of the code that was compiled.
 """
 

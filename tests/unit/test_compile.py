@@ -196,7 +196,7 @@ def test_page_shows_the_most_over_dtypes_by_row_slots() -> None:
     records = [FIGURES | {"registers": number, "shared_bytes": 1025} for number in (90, 91, 70, 69)]
     page = resources.to_markdown(builds, records, ["compiler 1"])
     assert "| chain | sm_90a | h200 | 1 | 70, 91 | 2, 2 | 0 | 0 |" in page
-    assert "row slots 1, 8 in that order" in page and "compiler 1" in page and f"chain `{'0' * 12}`" in page
+    assert "row slots 1, 8 in that\norder" in page and "compiler 1" in page and f"chain `{'0' * 12}`" in page
 
 
 def test_a_page_of_earlier_code_is_named(tmp_path: Path) -> None:
