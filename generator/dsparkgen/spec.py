@@ -21,6 +21,7 @@ KernelName = Literal["noise", "chain", "fused", "step"]
 PacketRole = Literal["score", "token", "nan", "spare"]
 Arch = Literal["sm_90a", "sm_100a", "sm_103a", "sm_120a"]
 NAME = r"^[a-z][a-z0-9_]*$"
+FP32_EXPONENT = 126  # of the largest power of two whose inverse is a normal fp32 number as well
 Broken = Iterator[tuple[Location, str]]
 
 EXAMPLE_KEY = "vocabulary.target"
@@ -253,8 +254,10 @@ def _transform(spec: Any) -> Broken:
     else:
         if multiplier == 1.0 and cap is None:
             yield (*where, "placement"), f"needs a multiplier or a soft_cap (got {show(placement)} with neither)"
-        if multiplier == 0.0:
-            yield (*where, "multiplier"), "must not be 0"
+        for key, value in (("multiplier", multiplier), ("soft_cap", cap)):
+            if value is not None and not 2.0**-FP32_EXPONENT <= abs(value) <= 2.0**FP32_EXPONENT:
+                size = f"2^-{FP32_EXPONENT} to 2^{FP32_EXPONENT} in size, so that fp32 holds it and its inverse"
+                yield (*where, key), f"must be {size} (got {show(value)})"
     if transform.base_capped and placement not in ("base", "both"):
         yield (*where, "base_capped"), f'must be false unless placement is "base" or "both" (got {show(placement)})'
 
