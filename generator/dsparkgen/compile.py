@@ -48,9 +48,10 @@ class WorkerError(RuntimeError):
 def select_chain(listing: Mapping[str, Any], arch: str, turn: int, all_: bool) -> list[dict[str, Any]]:
     """The chain variants to compile for one arch: keyword arguments of Build.
 
-    Without `all_`: one device of the arch, its smallest and largest TP size, one row and the most rows, and one dtype pair, which
-    `turn` (the model's place in the list of models) rotates, so that the models together cover the pairs. Raises InvalidFile where
-    no device of the arch is described.
+    Without `all_`: one device of the arch, its smallest and largest TP size, one with one row and one with the most rows, and one
+    dtype pair. `turn` (the model's place in the list of models) rotates the pairs, and after each round which size goes with
+    which row count, so that the models together cover the combinations. Raises InvalidFile where no device of the arch is
+    described.
     """
     devices = {name for name, capability in listing["devices"].items() if arch_of(capability) == arch}
     if not devices:
@@ -65,11 +66,9 @@ def select_chain(listing: Mapping[str, Any], arch: str, turn: int, all_: bool) -
         device = DEVICES[arch] if DEVICES[arch] in planned else min(planned)
         sizes = [tp for name, tp, _ in lines if name == device]
         slots = [rows for name, _, rows in lines if name == device]
-        lines = [
-            (name, tp, rows)
-            for name, tp, rows in lines
-            if name == device and tp in (min(sizes), max(sizes)) and rows in (min(slots), max(slots))
-        ]
+        rows_of_sizes = (max(slots), min(slots)) if turn // len(pairs) % 2 else (min(slots), max(slots))
+        corners = set(zip((min(sizes), max(sizes)), rows_of_sizes, strict=True))
+        lines = [(name, tp, rows) for name, tp, rows in lines if name == device and (tp, rows) in corners]
         pairs = [pairs[turn % len(pairs)]]
     return [
         {"device": device, "tp": tp, "row_slots": rows, "base_dtype": base, "cache_dtype": cache}

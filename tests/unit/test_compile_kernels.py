@@ -1,7 +1,7 @@
 """The checked-in kernels compile for every arch of their specs without spills and without local memory. Needs no GPU.
 
-One compilation of the default set (chain at the smallest and largest TP size, for one row and the most, one dtype pair that rotates by
-model; one build of each other kernel): `dsparkgen compile --all` takes the rest of a model. Figures are kept between runs by digest.
+One compilation of the default set (chain at the smallest and largest TP size, one for one row, one for the most, and one build of each
+other kernel; dtypes and corners rotate by model): `dsparkgen compile --all` takes the rest of a model. Figures are kept between runs by digest.
 """
 
 import json
