@@ -365,11 +365,13 @@ def shard_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def accepts_shard(model: Any, sampler: Any, group: Any) -> bool:
-    """Whether every rank's LM head shard is the chain's. Collective."""
+    """Whether a chain over the ranks takes every rank's LM head shard. Collective."""
+    if sampler.chain is None:  # on no rank, then
+        return False
     indices = model.lm_head.shard_indices
     first, end = indices.padded_org_vocab_start_index, indices.padded_org_vocab_end_index
     plain = model.lm_head.tp_size == group.world_size and indices.num_added_elements_padded == 0
-    return sampler.accepts_shard((first, end - first) if plain else None)
+    return sampler.chain.accepts_shard((first, end - first) if plain else None)
 
 
 def tensor_parallel_group() -> Any:
