@@ -144,10 +144,7 @@ class Run:
         self.task = task
         self.product = load_product(Path(task.generated), task.model)
         self.place = join(task)
-        self.launch, self.chain = self.product.module("launch"), self.product.module("chain")
-        # Samplers of one process share what is compiled, not the memory; a rank finds nothing that another has compiled, so that it
-        # can fail to compile alone.
-        os.environ[self.product.device_module("kernel_store").CACHE_VARIABLE] = tempfile.mkdtemp()
+        self.launch = self.product.module("launch")
 
     def pairs(self) -> Sequence[tuple[str, str]]:
         """The dtypes of base logits and cache to run with: every cache dtype with the first base dtype, and the others once."""
@@ -192,7 +189,7 @@ class Run:
         """Set-ups that fail on one rank: None on every rank, logged once; then one that succeeds."""
         subject = self.sampler()[1]
         yield
-        memory = self.product.device_module("rank_memory")
+        memory, store = self.product.device_module("rank_memory"), self.product.device_module("kernel_store")
         symmetric = importlib.import_module("torch.distributed._symmetric_memory")
 
         def broken(*args: Any, **options: Any) -> Any:
@@ -201,7 +198,7 @@ class Run:
         mine = self.place.last
         failing: dict[str, tuple[Any, dict[str, Any], str]] = {
             "compile": (
-                mock.patch.object(self.chain, "compile_chain", broken) if mine else None,
+                mock.patch.object(store, "find_or_compile", broken) if mine else None,
                 {},
                 "RuntimeError: provoked",
             ),

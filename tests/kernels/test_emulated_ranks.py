@@ -80,26 +80,11 @@ def _draw_with_ranks(known: Known, model: Any, cuda: Any, checks: Any, world: in
     run(known, draw, cuda, model.config, why_unequal)
 
 
-@pytest.fixture
-def compiled_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Let the samplers of a model share what is compiled."""
-    import functools
-
-    def share(model: Any) -> None:
-        chain = model.module("chain")
-        monkeypatch.setattr(chain, "compile_chain", functools.cache(chain.compile_chain))
-
-    return share
-
-
 @pytest.mark.parametrize(
     ("known", "world"), [(known, world) for known in RANK_CASES for world in WORLDS[known.name]], ids=str
 )
-def test_known_cases_of_ranks(
-    toy_models: Any, known: Known, world: int, cuda: Any, checks: Any, compiled_once: Any
-) -> None:
+def test_known_cases_of_ranks(toy_models: Any, known: Known, world: int, cuda: Any, checks: Any) -> None:
     model = _toy(toy_models, known)
-    compiled_once(model)
     _draw_with_ranks(known, model, cuda, checks, world)
 
 
@@ -108,13 +93,10 @@ SPLIT = [known for known in KNOWN if known.name.split("_")[1] in ("03", "07", "0
 
 
 @pytest.mark.parametrize("known", SPLIT, ids=str)
-def test_known_cases_of_one_vocabulary(
-    toy_models: Any, known: Known, cuda: Any, checks: Any, compiled_once: Any
-) -> None:
+def test_known_cases_of_one_vocabulary(toy_models: Any, known: Known, cuda: Any, checks: Any) -> None:
     if known.model.get("logits", {}).get("cache_dtypes") == ():
         pytest.skip("drafts greedily: without a cache there is no staging to get wrong")
     model = _toy(toy_models, known)
-    compiled_once(model)
     _draw_with_ranks(known, model, cuda, checks, TIES_OF_RANKS)
 
 
