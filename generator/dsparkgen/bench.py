@@ -37,7 +37,7 @@ from dsparkgen.rank_timings import RankJob
 from dsparkgen.render import render, render_package
 from dsparkgen.spec import ModelSpec, read_specs
 from dsparkgen.timings import Job
-from dsparkgen.workers import Worker, WorkerFailed
+from dsparkgen.workers import SECONDS, Worker, WorkerFailed
 
 OK, NO, CANNOT_TELL = 0, 1, 3
 ROWS = (1, 4, 8)
@@ -68,6 +68,7 @@ class Asked:
     pdl: bool = False
     tp: int | None = None
     emulated: tuple[int, ...] = ()
+    seconds: float = SECONDS
 
     @property
     def alone(self) -> bool:
@@ -99,6 +100,7 @@ def run_bench(
     tp: int | None = None,
     emulated: Sequence[int] = (),
     jobs: int | None = None,
+    seconds: float = SECONDS,
     json_path: Path | None = None,
     plot_path: Path | None = None,
     record: bool = False,
@@ -122,6 +124,7 @@ def run_bench(
         tp: Instead, the chain over so many ranks, each on a GPU of this machine.
         emulated: Instead, the chain over these numbers of ranks, all on one GPU.
         jobs: Processes that prepare at a time; default: one a core.
+        seconds: Bound of each process; what it has not measured by then has failed.
         json_path: Where to write this run as JSON.
         plot_path: Where to write an SVG of each model's rows, as <name>-<model>.svg where there are several; the sweep goes
             beside it as <name>-sweep.svg.
@@ -137,7 +140,9 @@ def run_bench(
     command = shlex.join(["dsparkgen", *sys.argv[1:]]) if command is None else command
     out, specs = (out or root / "generated").resolve(), specs or root / "specs"
     results = results or root / "benchmarks" / "results"
-    asked = Asked(tuple(rows) if rows else None, repeats, tuple(shapes), shards, sweep, pdl, tp, tuple(emulated))
+    asked = Asked(
+        tuple(rows) if rows else None, repeats, tuple(shapes), shards, sweep, pdl, tp, tuple(emulated), seconds
+    )
     measured: dict[str, list[dict[str, Any]]] = {}
     failures: list[str] = []
     try:
@@ -243,7 +248,7 @@ def _measure(
 ) -> Iterator[tuple[str, list[dict[str, Any]], list[str]]]:
     """Model by model its rows, and what failed in words."""
     jobs = [job for one in prepared for job in one.jobs]
-    results = _time(jobs, parallel)
+    results = _time(jobs, parallel, asked.seconds)
     for one in prepared:
         rows: list[dict[str, Any]] = []
         failures: list[str] = []
@@ -253,16 +258,17 @@ def _measure(
             failures += [f"{one.model}: {failure}"] if failure else []
         if one.ranks is not None:
             assert asked.tp is not None
-            found, failure = rank_timings.measure(one.ranks, asked.tp)
+            found, failure = rank_timings.measure(one.ranks, asked.tp, asked.seconds)
             rows += found
             failures += [f"{one.model}: {asked.tp} ranks: {failure}"] if failure else []
         yield one.model, rows, failures
 
 
-def _time(jobs: Sequence[Job], parallel: int) -> Iterator[tuple[list[dict[str, Any]], str | None]]:
+def _time(jobs: Sequence[Job], parallel: int, seconds: float) -> Iterator[tuple[list[dict[str, Any]], str | None]]:
     """Of each job the rows that it measured, and how it failed. Jobs prepare side by side and are timed one by one."""
     for start in range(0, len(jobs), parallel):
-        workers = [Worker("dsparkgen.timings", asdict(job)) for job in jobs[start : start + parallel]]
+        group = jobs[start : start + parallel]
+        workers = [Worker("dsparkgen.timings", asdict(job), seconds=seconds) for job in group]
         failed: dict[Worker, str] = {}
         try:
             for worker in workers:
@@ -271,12 +277,8 @@ def _time(jobs: Sequence[Job], parallel: int) -> Iterator[tuple[list[dict[str, A
                 except WorkerFailed as error:
                     failed[worker] = str(error)
             for worker in workers:
-                if worker in failed:
-                    yield [], failed[worker]
-                    continue
-                worker.go()
-                ended = worker.finish()
-                yield ended.lines, None if ended.code == OK else worker.ending(ended.code)
+                failure = failed.get(worker) or worker.work()
+                yield worker.lines, failure
         finally:
             for worker in workers:
                 worker.kill()
@@ -293,8 +295,9 @@ def _record(results: Path, device: str, model: str, command: str, rows: Sequence
 
 
 def _extra_shapes(spec: ModelSpec, asked: Asked, rows: tuple[int, ...]) -> list[tuple[Shape, tuple[int, ...]]]:
-    """Shapes that need throw-away code, with the row counts to measure of each."""
+    """Shapes that need throw-away code, with the row counts to measure of each: those that the chain takes."""
     steps = spec.draft.num_steps
+    rows = tuple(count for count in rows if count <= spec.draft.max_rows)
     wanted = {Shape(*shape): rows for shape in asked.shapes}
     if asked.shards:
         wanted |= {Shape(-(-spec.vocabulary.draft // tp), steps): rows for tp in spec.parallel.tp if tp > 1}
@@ -305,13 +308,14 @@ def _extra_shapes(spec: ModelSpec, asked: Asked, rows: tuple[int, ...]) -> list[
 
 
 def reshaped(spec: ModelSpec, shape: Shape) -> ModelSpec:
-    """The same model with another vocabulary and number of draft steps, on one GPU."""
+    """The same model's chain and fused loop with another vocabulary and number of draft steps, on one GPU."""
     values = spec.model_dump()
     vocab = shape.vocab_size
     values["model"]["name"] = f"{spec.model.name}_{vocab}x{shape.num_steps}"
     values["vocabulary"] = {"target": vocab, "draft": vocab, "d2t": False, "sampling_limit": vocab}
     values["draft"]["num_steps"] = shape.num_steps
     values["parallel"]["tp"] = (1,)
+    values["emit"]["kernels"] = tuple(kernel for kernel in spec.emit.kernels if kernel != "step")
     return ModelSpec.model_validate(values)
 
 

@@ -5,6 +5,7 @@ cannot tell.
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -43,6 +44,9 @@ TensorParallel = Annotated[
 Emulated = Annotated[
     str | None, typer.Option(metavar="LIST", help="Instead: the chain over so many ranks, all on one GPU, such as 4,8.")
 ]
+SECONDS = 540.0
+Seconds = Annotated[float, typer.Option(min=1, help="Bound of each process; what it has not done by then has failed.")]
+DTYPE_PAIR = re.compile(r"(bf16|fp32)/(bf16|fp32|none)")
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON here; - is stdout.")]
 
 
@@ -288,7 +292,12 @@ def verify(
     ] = None,
     tp: TensorParallel = None,
     emulated: Emulated = None,
+    dtypes: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Base logits/cache, such as bf16/bf16,fp32/bf16; default: all of a model."),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; default: one a core.")] = None,
+    seconds: Seconds = SECONDS,
     record: Annotated[bool, typer.Option("--record", help="Write the evidence below benchmarks/results.")] = False,
     json_path: Json = None,
     root: Root = None,
@@ -300,6 +309,10 @@ def verify(
     names = _selected(models, roots)
     counts = None if rows is None else _positive("--rows", rows)
     worlds = () if emulated is None else _worlds("--emulated", emulated)
+    pairs = [] if dtypes is None else dtypes.split(",")
+    for pair in pairs:
+        if not DTYPE_PAIR.fullmatch(pair):
+            raise tree.UsageError(f"--dtypes: expected a list such as bf16/bf16,fp32/bf16 (got {dtypes})")
     from dsparkgen.verify import run_verify
 
     raise typer.Exit(
@@ -313,6 +326,8 @@ def verify(
             rows=counts,
             tp=tp,
             emulated=worlds,
+            dtypes=pairs,
+            seconds=seconds,
             jobs=jobs,
             record=record,
             json_path=json_path,
@@ -344,6 +359,7 @@ def bench(
     tp: TensorParallel = None,
     emulated: Emulated = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes that prepare; default: one a core.")] = None,
+    seconds: Seconds = SECONDS,
     record: Annotated[bool, typer.Option("--record", help="Write the timings below benchmarks/results.")] = False,
     json_path: Json = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an SVG plot here.")] = None,
@@ -375,6 +391,7 @@ def bench(
             tp=tp,
             emulated=worlds,
             jobs=jobs,
+            seconds=seconds,
             record=record,
             json_path=json_path,
             plot_path=plot,

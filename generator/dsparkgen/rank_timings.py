@@ -51,9 +51,9 @@ def need_gpus(count: int) -> None:
         )
 
 
-def measure(job: RankJob, world: int) -> tuple[list[dict[str, Any]], str | None]:
+def measure(job: RankJob, world: int, seconds: float) -> tuple[list[dict[str, Any]], str | None]:
     """The rows of one model over `world` GPUs of this machine, and what failed in words."""
-    workers = start_ranks("dsparkgen.rank_timings", asdict(job), world)
+    workers = start_ranks("dsparkgen.rank_timings", asdict(job), world, seconds=seconds)
     failure = wait_all_ready(workers)
     if failure is not None:
         return [], failure

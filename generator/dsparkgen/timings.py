@@ -18,7 +18,7 @@ from dsparkgen import floors
 from dsparkgen.device import DeviceSpec, read_devices
 from dsparkgen.gpu import Product, harness, load_product, need_cuda, this_device
 from dsparkgen.plan import BYTES
-from dsparkgen.workers import wait_for_go
+from dsparkgen.workers import wait_for_go, wait_for_the_end
 
 HOLD_US = 600.0  # how long the kernel ahead runs: several times what the host needs to launch the chain behind it
 INPUT_SETS = 3  # rotated from replay to replay
@@ -288,6 +288,7 @@ def work(job: Job) -> None:
             for row in one.measure(device, job.repeats):
                 parent = job.parents.get(row["kernel"])
                 print(json.dumps(row if parent is None else row | {"parent": parent}), flush=True)
+        wait_for_the_end()
 
 
 if __name__ == "__main__":

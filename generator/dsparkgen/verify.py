@@ -13,9 +13,10 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class Task:
     rows: tuple[int, ...] | None = None  # request rows of the random batches; None: all
     world: int = 1  # ranks of the chain
     emulated: bool = False  # on one GPU
+    seconds: float = TASK_SECONDS  # of the worker's whole life
 
     @property
     def title(self) -> str:
@@ -83,6 +85,8 @@ class Asked:
     rows: tuple[int, ...] | None
     tp: int | None
     emulated: tuple[int, ...]
+    dtypes: tuple[str, ...] = ()  # pairs of dtypes; all where empty
+    seconds: float = TASK_SECONDS
 
 
 def run_verify(
@@ -96,6 +100,8 @@ def run_verify(
     rows: Sequence[int] | None = None,
     tp: int | None = None,
     emulated: Sequence[int] = (),
+    dtypes: Sequence[str] = (),
+    seconds: float = TASK_SECONDS,
     seed: int = SEED,
     jobs: int | None = None,
     record: bool = False,
@@ -114,6 +120,8 @@ def run_verify(
         rows: Request rows of the random batches; default: 1 to the model's maximum, and for the step kernels up to 128.
         tp: Instead, the chain over so many ranks, each on a GPU of this machine.
         emulated: Instead, the chain over these numbers of ranks, all on one GPU.
+        dtypes: Pairs to check, such as "bf16/fp32" for bf16 base logits and an fp32 cache; default: all that a model takes.
+        seconds: Bound of each process; what is not checked by then has failed.
         seed: Of everything random.
         jobs: Worker processes at a time; default: one a core.
         record: Write the evidence, where every check of a kernel passed.
@@ -129,7 +137,7 @@ def run_verify(
     command = shlex.join(["dsparkgen", *sys.argv[1:]]) if command is None else command
     out = (root / "generated" if out is None else out).resolve()
     results = root / "benchmarks" / "results" if results is None else results
-    asked = Asked(batches, replays, seed, tuple(rows) if rows else None, tp, tuple(emulated))
+    asked = Asked(batches, replays, seed, tuple(rows) if rows else None, tp, tuple(emulated), tuple(dtypes), seconds)
     everything: dict[str, list[Finding]] = {}
     try:
         need_cuda()
@@ -140,23 +148,30 @@ def run_verify(
         device = {this_device(product) for product in products.values()}.pop()
         arch = read_devices(root / "specs" / "devices")[device].arch
         processes = max(1, jobs or os.cpu_count() or 1)
-        together = sum(len(_parts(product)) for product in products.values()) > processes
+        together = sum(len(_parts(product, asked.dtypes)) for product in products.values()) > processes
         tasks = {
             name: _tasks(root.resolve(), out, product, asked, together=together) for name, product in products.items()
         }
         with ThreadPoolExecutor(max_workers=processes) as pool:
-            # All models' parts share the processes; a run over real ranks has the GPUs to itself.
+            # All models' parts share the processes; a run over real ranks has the GPUs to itself, after the others.
             alone = {
-                task: pool.submit(_run_task, task) for own in tasks.values() for task in own if not _takes_all(task)
+                pool.submit(_run_task, task): task for own in tasks.values() for task in own if not _takes_all(task)
             }
-            if asked.tp is not None:
-                wait(alone.values())
-            for model, product in products.items():
-                found = [alone[task].result() if task in alone else _run_task(task) for task in tasks[model]]
-                everything[model] = [finding for findings in found for finding in findings]
-                print(render_table({model: everything[model]}), flush=True)
+            found: dict[Task, list[Finding]] = {}
+            left = {model: set(own) for model, own in tasks.items()}
+            for task, findings in chain(
+                ((alone[future], future.result()) for future in as_completed(alone)),
+                ((task, _run_task(task)) for own in tasks.values() for task in own if _takes_all(task)),
+            ):
+                found[task] = findings
+                left[task.model].discard(task)
+                if left[task.model]:
+                    continue
+                # This model is done: whatever becomes of the others, what it gave is shown and kept.
+                everything[task.model] = [one for own in tasks[task.model] for one in found[own]]
+                print(render_table({task.model: everything[task.model]}), flush=True)
                 if record:
-                    _record(results, device, arch, product, command, everything[model])
+                    _record(results, device, arch, products[task.model], command, everything[task.model])
     except CannotTell as error:
         _progress(f"verify: {error}")
         return CANNOT_TELL
@@ -195,28 +210,40 @@ def render_table(everything: Mapping[str, Sequence[Finding]]) -> str:
 
 def _tasks(root: Path, out: Path, product: Product, asked: Asked, *, together: bool = False) -> list[Task]:
     """What to run for one model; `together`: one process does all its parts, where other models occupy the other cores."""
-    whole = Task(str(root), str(out), product.model, "", asked.batches, asked.replays, asked.seed, asked.rows)
+    whole = Task(
+        str(root),
+        str(out),
+        product.model,
+        "",
+        asked.batches,
+        asked.replays,
+        asked.seed,
+        asked.rows,
+        seconds=asked.seconds,
+    )
     if asked.tp is None and not asked.emulated:
-        parts = _parts(product)
+        parts = _parts(product, asked.dtypes)
         return [replace(whole, part=part) for part in (["+".join(parts)] if together else parts)]
     if not product.has(CHAIN):
         return []
-    pairs = _dtype_pairs(product)
+    pairs = _dtype_pairs(product, asked.dtypes)
     tasks = [replace(whole, part=part, world=world, emulated=True) for world in asked.emulated for part in pairs]
     if asked.tp is not None:
         tasks.append(replace(whole, part="+".join(pairs), world=asked.tp))
     return tasks
 
 
-def _parts(product: Product) -> list[str]:
-    parts = _dtype_pairs(product) if any(map(product.has, (CHAIN, FUSED, STEP))) else []
+def _parts(product: Product, dtypes: Sequence[str]) -> list[str]:
+    parts = _dtype_pairs(product, dtypes) if any(map(product.has, (CHAIN, FUSED, STEP))) else []
     parts += [NOISE] if product.has(NOISE) else []
     return parts + (["timeout"] if product.has(CHAIN) else [])
 
 
-def _dtype_pairs(product: Product) -> list[str]:
+def _dtype_pairs(product: Product, dtypes: Sequence[str]) -> list[str]:
+    """The pairs of dtypes that a model takes and that are asked for; all of the model's where none of them are."""
     config = product.config
-    return [f"{base}/{cache}" for base in config.BASE_DTYPES for cache in config.CACHE_DTYPES or ("none",)]
+    pairs = [f"{base}/{cache}" for base in config.BASE_DTYPES for cache in config.CACHE_DTYPES or ("none",)]
+    return [pair for pair in pairs if pair in dtypes] or pairs
 
 
 def _takes_all(task: Task) -> bool:
@@ -239,9 +266,9 @@ def _run_task(task: Task) -> list[Finding]:
     """Run one task's workers to their end. Whatever happens to one is a finding: a crash or silence fails its part."""
     started = time.monotonic()
     if _takes_all(task):
-        workers = start_ranks("dsparkgen.verify", asdict(task), task.world, seconds=TASK_SECONDS)
+        workers = start_ranks("dsparkgen.verify", asdict(task), task.world, seconds=task.seconds)
     else:
-        workers = [Worker("dsparkgen.verify", asdict(task), seconds=TASK_SECONDS)]
+        workers = [Worker("dsparkgen.verify", asdict(task), seconds=task.seconds)]
     ended = finish_together(workers)
     _progress(f"{task.model}: {task.title}: {time.monotonic() - started:.0f} s")
     found: dict[tuple[str, tuple[str, ...]], Finding] = {}
@@ -334,7 +361,7 @@ class Checker:
         amount = {"batches": task.batches, "seed": task.seed, "rows": _chain_rows(task, self.product)}
         self.run(f"bitwise {part}", kernels, partial(checks.check_bitwise, subject, **amount))
         self.run(f"directed {part}", kernels, partial(checks.check_directed, subject, seed=DIRECTED_SEED))
-        replays = {"replays": task.replays, "seed": task.seed} | graph
+        replays = {"replays": task.replays, "seed": task.seed, "warm": task.rows is None} | graph
         self.run(f"graph {part}", kernels, partial(checks.check_graph, subject, **replays))
 
     def _pair(self, part: str, exact: Any, rough: Any) -> None:

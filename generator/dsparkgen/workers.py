@@ -21,7 +21,7 @@ from typing import Any
 
 SECONDS = 540.0  # a worker's whole life, waiting for its turn included
 GRACE_SECONDS = 20.0  # for the other ranks once one has failed: enough to run into a kernel's own timeout
-READY = {"ready": True}
+READY, DONE = {"ready": True}, {"done": True}
 GO = "go\n"
 
 
@@ -78,6 +78,23 @@ class Worker:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended; finish says how
+
+    def work(self) -> str | None:
+        """Let a prepared worker work until it says that it is done; how it ended, where it did instead.
+
+        It goes on living, so that giving back its memory does not disturb the worker that is timed next. `kill` it in the end.
+        """
+        self.go()
+        for found in self._read():
+            if found == DONE:
+                return None
+            self._lines.append(found)
+        return self.ending(self.finish().code)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """What it has printed so far."""
+        return self._lines
 
     def finish(self) -> Ended:
         """Read what it prints until it ends."""
@@ -161,6 +178,12 @@ def finish_together(workers: Sequence[Worker], *, grace_seconds: float = GRACE_S
     failed.set()
     watcher.join()
     return ended
+
+
+def wait_for_the_end() -> None:
+    """In a worker: say that the work is done, and stay until the process that started this one ends it."""
+    print(json.dumps(DONE), flush=True)
+    sys.stdin.read()
 
 
 def wait_for_go() -> None:

@@ -582,19 +582,21 @@ def check_graph(
     seed: int,
     oracle_every: int = ORACLE_EVERY,
     rows: int | None = None,
+    warm: bool = True,
     before_replay: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """One captured graph, replayed with other seeds, positions, temperatures, anchors, base logits and padding.
 
     Each replay compares the kernels with each other to the bit, on the device; every ``oracle_every``-th, and the first
-    three, with the oracle. ``subject`` has exact weights. ``before_replay`` may queue work, such as a delay of one rank.
+    three, with the oracle. ``subject`` has exact weights. ``warm``: compile every variant first, as a server would, not only
+    the one that is captured. ``before_replay`` may queue work, such as a delay of one rank.
     """
     rows = subject.product.config.MAX_ROWS if rows is None else rows
     case = make_case(subject, rows, seed=seed)
     graphs: list[Captured] = []
-    if subject.chain is not None:
+    if subject.chain is not None and warm:
         subject.chain.warmup()
-    if subject.fused is not None:
+    if subject.fused is not None and warm:
         subject.fused.warmup(DTYPES[subject.cache])
     for kernel, sample in subject.graph_samplers(case):
         mine = case.with_fresh_outputs()

@@ -128,11 +128,17 @@ def _sample_kernel(
     tl.store(best_id + row * tl.num_programs(1) + block, first + block * BLOCK + place)
 
 
+def _words(values: list[int] | list[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Numbers on a device, without waiting for it: from pinned memory where it is a GPU."""
+    words = torch.tensor(values, dtype=dtype)
+    return words.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else words
+
+
 def noise(seed: int, key: int, count: int, device: torch.device, *, scheme: str = "murmur3_32") -> torch.Tensor:
     """Gumbel noise of ids 0 .. count - 1, [count], fp64 by the scheme murmur3_64, else fp32; seed as signed 64-bit, with the draft
     step mixed in, key salted. The Philox scheme needs a GPU: its logarithm is libdevice's."""
     out = torch.empty(count, dtype=torch.float64 if scheme == FP64_NOISE else torch.float32, device=device)
-    words = torch.tensor([seed, key], dtype=torch.int64, device=device)
+    words = _words([seed, key], torch.int64, device)
     _noise_kernel[(triton.cdiv(count, BLOCK),)](out, words, words[1:], count, SCHEME=scheme, BLOCK=BLOCK)
     return out
 
@@ -140,7 +146,7 @@ def noise(seed: int, key: int, count: int, device: torch.device, *, scheme: str 
 def divide(score: torch.Tensor, heat: float) -> torch.Tensor:
     """score / heat in fp32 by the engine's division; score: contiguous fp32."""
     out = torch.empty_like(score)
-    divisor = torch.tensor([heat], dtype=torch.float32, device=score.device)
+    divisor = _words([heat], torch.float32, score.device)
     _divide_kernel[(triton.cdiv(score.numel(), BLOCK),)](out, score, divisor, score.numel(), BLOCK=BLOCK)
     return out
 

@@ -15,7 +15,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = config.getoption("--tp", default=None)
     if wanted is None:
         return
-    kept, others = [], []
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         numbers = {parameters[name] for name in NUMBERS if name in parameters}

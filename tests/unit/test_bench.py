@@ -60,6 +60,10 @@ def test_a_sweep_leaves_out_what_is_measured_anyway() -> None:
     swept = dict(bench._extra_shapes(spec, bench.Asked(sweep=True, shards=True), (1, 8)))
     assert swept[bench.Shape(64640, 5)] == (1, 8) and swept[bench.Shape(262144, 5)] == (1,)
     assert bench.Shape(129280, 5) not in swept
+    # Other shapes are for the chain: no rows beyond it, and no step kernels.
+    beyond = bench._extra_shapes(spec, bench.Asked(shards=True), (1, 8, 64))
+    assert {rows for _, rows in beyond} == {(1, 8)}
+    assert bench.reshaped(spec, bench.Shape(64640, 5)).emit.kernels == ("noise", "chain", "fused")
     # Nothing with one row is measured beside it: the sweep measures every vocabulary itself.
     swept = dict(bench._extra_shapes(spec, bench.Asked(sweep=True), (8,)))
     assert swept == {bench.Shape(vocab, 5): (1,) for vocab in bench.SWEEP}
@@ -142,7 +146,7 @@ def fake_machine(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """A machine whose GPU takes no time; returns the jobs that it gets."""
     asked: list[Job] = []
 
-    def time(jobs: list[Job], parallel: int) -> Any:
+    def time(jobs: list[Job], parallel: int, seconds: float) -> Any:
         asked.extend(jobs)
         for job in jobs:
             yield [ROW | {"rows": rows} for rows in job.rows], None
@@ -164,7 +168,7 @@ def test_ranks_are_measured_instead_of_one_gpu(monkeypatch: pytest.MonkeyPatch, 
     jobs = fake_machine(monkeypatch)
     ranks: list[tuple[rank_timings.RankJob, int]] = []
 
-    def measure(job: rank_timings.RankJob, world: int) -> Any:
+    def measure(job: rank_timings.RankJob, world: int, seconds: float) -> Any:
         product = gpu.load_product(Path(job.shard_out), job.shard_model)
         assert product.config.VOCAB_SIZE == 64640
         ranks.append((job, world))
@@ -197,7 +201,7 @@ def test_a_model_that_fails_does_not_keep_the_others(
 ) -> None:
     fake_machine(monkeypatch)
     results = iter([([], "the worker ended with exit code 1"), ([ROW], None)])
-    monkeypatch.setattr(bench, "_time", lambda jobs, parallel: (next(results) for _ in jobs))
+    monkeypatch.setattr(bench, "_time", lambda jobs, parallel, seconds: (next(results) for _ in jobs))
     models = list(gpu.generated_models(ROOT / "generated", ()))[:2]
     assert bench.run_bench(ROOT, models, results=tmp_path) == 1
     captured = capsys.readouterr()

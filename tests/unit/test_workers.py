@@ -12,7 +12,7 @@ from dsparkgen.workers import Ended, Worker, WorkerFailed, finish_together, star
 
 MODULE = """
 import json, os, signal, sys, time
-from dsparkgen.workers import wait_for_go
+from dsparkgen.workers import wait_for_go, wait_for_the_end
 task = json.loads(sys.argv[1])
 print("a line of a library", flush=True)
 what = task.get("ranks", {}).get(os.environ.get("RANK"), task["do"])
@@ -24,6 +24,8 @@ if what == "time":
     print(json.dumps({"before": 1}), flush=True)
     wait_for_go()
 print(json.dumps({name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}), flush=True)
+if task.get("stay"):
+    wait_for_the_end()
 """
 
 
@@ -40,6 +42,18 @@ def test_a_worker_prepares_waits_and_works(capfd: pytest.CaptureFixture[str]) ->
     ended = worker.finish()
     assert ended.code == 0 and ended.lines[0] == {"before": 1} and ended.lines[1]["RANK"] is None
     assert "a line of a library" in capfd.readouterr().err
+
+
+def test_a_worker_that_is_done_stays_until_it_is_ended() -> None:
+    worker = Worker("a_worker", {"do": "time", "stay": True})
+    worker.wait_ready()
+    assert worker.work() is None and [*worker.lines[0]] == ["before"] and len(worker.lines) == 2
+    assert worker._process.poll() is None
+    worker.kill()
+    assert worker._process.wait(timeout=10) < 0
+    worker = Worker("a_worker", {"do": "time"})
+    worker.wait_ready()
+    assert worker.work() == "the worker ended with exit code 0"
 
 
 def test_a_worker_that_fails_says_how() -> None:
