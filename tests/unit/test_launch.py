@@ -539,6 +539,76 @@ def test_a_failing_launch_raises_the_report_if_there_is_one(
         sampler.sample(**batch(1))
 
 
+@pytest.mark.parametrize(
+    ("word", "what"), [(0, "launch count"), (1, "rows"), (2, "batch shape"), (3, "unknown word 3")]
+)
+def test_ranks_that_differ_are_named(
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher, word: int, what: str
+) -> None:
+    sampler.sample(**batch(1))
+    set_report(sampler, [3, 1, word, 0, 5, 0, 250, 9, 4, 3])
+    with pytest.raises(host.RanksDifferError, match=f"{what}: expected 4, as on rank 1, got 3 on rank 5") as caught:
+        sampler.synchronize()
+    error = caught.value
+    assert (error.rank, error.peer, error.what, error.expected, error.given, error.epoch) == (1, 5, what, 4, 3, 9)
+    assert isinstance(error, host.ChainError) and "CUDA context is lost" in str(error)
+
+
+# --- models that draft greedily, or from a reduced vocabulary ---
+
+
+def build(gpu: Recorder, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], **config: Any) -> Any:
+    monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
+    return make_chain(gpu, **config)(**(weights() | options))
+
+
+def test_greedy_drafts_have_no_cache_and_draw_no_noise(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = build(gpu, monkeypatch, {"cache_dtype": None}, CACHE_DTYPES=())
+    call = batch(2) | {"logits_cache": None}
+    sampler.fork_noise(*[call[name] for name in STATE], 2)
+    sampler.sample(**call)
+    sampler.sample(**call)
+    assert [event[0] for event in gpu.events] == ["chain", "chain"]
+    launch = gpu.events[0][2]
+    for name in ("cache", "cache_req_stride", "cache_pos_stride", "cache_vector", "cache_rank_stride"):
+        assert launch[name] == 0, name
+    assert gpu.compiled == [(4, "bf16", None)]
+    with pytest.raises(ValueError, match="logits_cache: expected None for greedy drafts, got bf16"):
+        sampler.sample(**batch(2))
+    with pytest.raises(ValueError, match=r"cache_dtype: expected None, got torch.bfloat16"):
+        build(gpu, monkeypatch, {}, CACHE_DTYPES=())
+    sampler.warmup()
+
+
+def test_a_reduced_vocabulary_hands_its_tables_on(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    d2t = torch.arange(V)  # target id of draft id v: 2 v
+    config = {"VOCAB_SIZE": 2 * V, "SAMPLING_LIMIT": 2 * V, "D2T": True}
+    embed = torch.zeros((2 * V, R), dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"d2t: expected int64 \[40\]"):
+        build(gpu, monkeypatch, {"embed_weight": embed}, **config)
+    sampler = build(gpu, monkeypatch, {"embed_weight": embed, "d2t": d2t}, **config)
+    cache = torch.zeros((MAX_REQS, N, 2 * V), dtype=torch.bfloat16)
+    sampler.sample(**(batch(2) | {"logits_cache": cache}))
+    launch = gpu.events[-1][2]
+    for name, length, expected in (("target_ids", V, range(0, 2 * V, 2)), ("draft_ids", 2 * V, None)):
+        table = list((ctypes.c_int32 * length).from_address(launch[name]))
+        assert table == (
+            list(expected) if expected is not None else [t // 2 if t % 2 == 0 else -1 for t in range(2 * V)]
+        )
+    assert [table.tolist() for table in gpu.tables] == [list(range(0, 2 * V, 2))] * 2  # the side stream, and this draw
+
+
+def test_noise_can_be_drawn_alone(gpu: Recorder, sampler: chain_launcher.ChainLauncher) -> None:
+    call = batch(2)
+    state = [call[name] for name in STATE]
+    sampler.fork_noise(*state, 1)
+    sampler.draw_noise(*state, 2)
+    assert [event[:2] for event in gpu.events] == [("fork", N), ("join",), ("draw", 2 * N)]
+    assert not sampler.noise_pending
+    with pytest.raises(ValueError, match="num_reqs: expected an int from 1 to 6, got 7"):
+        sampler.draw_noise(*state, 7)
+
+
 # --- chain or fused ---
 
 

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from tests.harness import fake_gpu  # noqa: E402
+from tests.harness import fake_gpu, fake_kernels  # noqa: E402
 from tests.harness.cases import Case  # noqa: E402
 from tests.harness.fake_gpu import Recorder, V  # noqa: E402
 from tests.harness.known_cases import Known, Outputs, run  # noqa: E402
@@ -83,7 +83,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     fake_gpu.install(recorder, monkeypatch.setattr)
     monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
-    monkeypatch.setattr(chain_setup.importlib.util, "find_spec", lambda name: object())
     return recorder
 
 
@@ -92,6 +91,7 @@ def emulated(gpu: Recorder, world: Any, **options: Any) -> chain_emulated.Emulat
         config = fake_gpu.make_config()
         noise = gpu
         load_chain = staticmethod(lambda: gpu)
+        provide = staticmethod(fake_kernels.provide)
 
     return Toy(**(fake_gpu.weights() | options), world=world)
 
