@@ -39,6 +39,7 @@ CHUNK_DIMS = 32  # rank dimensions of a chunk: 64 bytes of a head row
 BANK_SHIFT = 64  # bytes between the two halves of a tile in shared memory
 MBARRIER_BYTES = 8
 KEY_BYTES = 8
+RANK_GATHER_WARPS = 8  # that read the records of several ranks
 RED_WARPS = 16  # keys per row in the block reduction, one a warp
 ROW_TABLE_BYTES = 16
 NOISE_BYTES = 4  # fp32
@@ -89,6 +90,11 @@ def slot_count(line: PlanLine, base_bytes: int) -> int:
     return max(x.ring + x.resident, line.warps if x.register_tiles else 0)
 
 
+def gathering_warps(line: PlanLine) -> int:
+    """Warps that read the records of a position."""
+    return RANK_GATHER_WARPS if line.tp > 1 else line.row_slots
+
+
 def most_items(line: PlanLine, base_bytes: int) -> int:
     """Tiles of the warp that has most; a build refuses more than MOST_ITEMS."""
     x = residency(line, base_bytes)
@@ -108,7 +114,7 @@ def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int
         2 * CHUNK_DIMS * chunks_of(rank_dim) * line.row_slots,
         line.warps * x.register_tiles * parked_chunks * TILE_ROWS * 64,
         line.row_slots * RED_WARPS * KEY_BYTES,
-        line.row_slots * line.row_slots * KEY_BYTES,
+        line.row_slots * gathering_warps(line) * KEY_BYTES,
         line.row_slots * num_steps * ROW_TABLE_BYTES,
         line.warps * MOST_ITEMS * ORDER_BYTES,
         slots * MBARRIER_BYTES,
