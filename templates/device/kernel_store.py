@@ -130,7 +130,7 @@ def provide(recipe: Recipe, device: torch.device) -> CubinKernel:
         RuntimeError: The driver refuses it.
     """
     image, origin = find_or_compile(recipe, arch_of(torch.cuda.get_device_capability(device)))
-    log.info("%s: %s", origin, image.build)
+    log.debug("%s: %s", origin, image.build)
     with torch.cuda.device(device):
         return CubinKernel(image, origin)
 

@@ -16,7 +16,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from itertools import groupby
@@ -124,52 +124,63 @@ _serving: WeakKeyDictionary[Any, Serving | Declined] = WeakKeyDictionary()
 def serve(model: Any, speculator: Any) -> Serving | Declined:
     """Decide whether generated kernels draw a draft, on all tensor-parallel ranks alike, and make them ready.
 
-    Logs what was decided. Collective: every rank of the tensor-parallel group calls it.
+    Logs what was decided. Collective: every rank of the tensor-parallel group calls it. The ranks agree before each part
+    that one of them may fail: building a sampler and warming it up make one rank wait for the others.
     """
     group = tensor_parallel_group()
-    name, sampler, reason = None, None, why_not(model, speculator)
-    if reason is None:
-        match = find_model(facts_of(model, speculator))
-        name, reason = match.model, None if match.model is not None else match.reason
-    reason = agreed(reason, group)
-    if reason is None:
-        assert name is not None
-        try:
-            sampler = make_sampler(name, model, speculator, group)
-        except Exception as error:  # whatever a set-up raises, the engine has its own loop
-            reason = f"{name}: {type(error).__name__}: {error}"
-        reason = agreed(reason, group)
-    if reason is not None:
-        log.warning("DSpark drafts of %s keep the engine's loop: %s", type(model).__name__, reason)
-        return Declined(reason)
+    found: dict[str, Any] = {}
+
+    def match() -> str | None:
+        reason = why_not(model, speculator)
+        if reason is not None:
+            return reason
+        name, reason = find_model(facts_of(model, speculator))
+        if name is None:
+            return reason
+        found.update(name=name, kind=import_module(f"..{name}", __package__).DraftSampler)
+        return None
+
+    def build() -> None:
+        found["sampler"] = make_sampler(found["kind"], model, speculator, group)
+
+    def warm_up() -> None:
+        found["sampler"].warmup()
+
+    for part in (match, build, warm_up):
+        reason = agreed(attempted(part), group)
+        if reason is not None:
+            log.warning("DSpark drafts of %s keep the engine's loop: %s", type(model).__name__, reason)
+            return Declined(reason)
+    sampler = found["sampler"]
     serving = Serving(model, sampler, base_dtype_of(model, speculator), group)
-    log.info(
-        "DSpark drafts of %s: %s draws them (%s)",
-        type(model).__name__,
-        name,
-        describe_paths(sampler, speculator.max_num_reqs),
-    )
+    paths = describe_paths(sampler, speculator.max_num_reqs)
+    log.info("DSpark drafts of %s: %s draws them (%s)", type(model).__name__, found["name"], paths)
     return serving
 
 
-def make_sampler(name: str, model: Any, speculator: Any, group: Any) -> Any:
-    """The sampler of a generated model, with everything compiled that a call can need."""
-    config = import_module(f"..{name}.config", __package__)
+def attempted(part: Callable[[], str | None]) -> str | None:
+    """The reason that a part of the set-up gives, or its failure in words."""
+    try:
+        return part()
+    except Exception as error:  # whatever it raises, the engine has its own loop
+        return f"{type(error).__name__}: {error}"
+
+
+def make_sampler(kind: Any, model: Any, speculator: Any, group: Any) -> Any:
+    """A generated model's sampler for a draft; `kind` is its DraftSampler."""
     head = model.model.markov_head
     options: dict[str, Any] = {}
-    if config.D2T:
+    if kind.config.D2T:
         options["d2t"] = model.draft_id_to_target_id.detach()
     if group is not None:
         options["group"] = group.cpu_group
-    sampler = import_module(f"..{name}", __package__).DraftSampler(
+    return kind(
         head.markov_w1.weight.detach(),
         head.markov_w2.weight.detach(),
         max_reqs=speculator.max_num_reqs,
         cache_dtype=None if speculator.draft_logits is None else speculator.draft_logits.dtype,
         **options,
     )
-    sampler.warmup()
-    return sampler
 
 
 class Serving:
@@ -365,11 +376,13 @@ def shard_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def accepts_shard(model: Any, sampler: Any, group: Any) -> bool:
-    """Whether every rank's LM head shard is the chain's. Collective."""
+    """Whether a chain over the ranks takes every rank's LM head shard. Collective."""
+    if sampler.chain is None:  # on no rank, then
+        return False
     indices = model.lm_head.shard_indices
     first, end = indices.padded_org_vocab_start_index, indices.padded_org_vocab_end_index
     plain = model.lm_head.tp_size == group.world_size and indices.num_added_elements_padded == 0
-    return sampler.accepts_shard((first, end - first) if plain else None)
+    return sampler.chain.accepts_shard((first, end - first) if plain else None)
 
 
 def tensor_parallel_group() -> Any:

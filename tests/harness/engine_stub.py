@@ -26,7 +26,9 @@ class LogitsProcessor:
         self.head_dtype: torch.dtype | None = None
         self.logits_as_input = False
 
-    def __call__(self, head: Any, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, head: Any, hidden: torch.Tensor, *, skip_gather: bool = False) -> torch.Tensor:
+        if skip_gather:  # of the LM head, whose logits are given as they arrive
+            return head.shard_of(hidden)
         logits = F.linear(hidden, head.weight)[..., : self.org_vocab_size]
         if self.soft_cap is not None:
             logits = torch.tanh(logits / self.soft_cap) * self.soft_cap
@@ -35,6 +37,26 @@ class LogitsProcessor:
 
 class UnquantizedEmbeddingMethod:
     """The engine's name for a plain weight."""
+
+
+class LmHead:
+    """An LM head as one rank of several has it: an even share of the columns."""
+
+    def __init__(self, draft: "StubDraft", rank: int, world: int) -> None:
+        columns = draft.logits.shape[-1]
+        width = -(-columns // world)
+        self._draft, self.tp_size = draft, world
+        self._columns = slice(rank * width, min((rank + 1) * width, columns))
+        self.shard_indices = SimpleNamespace(
+            num_added_elements_padded=0,
+            padded_org_vocab_start_index=rank * width,
+            padded_org_vocab_end_index=(rank + 1) * width,
+        )
+
+    def shard_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """This rank's columns, without a gather."""
+        self._draft.shard_calls += 1
+        return self._draft.logits[hidden.view(-1)][:, self._columns].contiguous()
 
 
 class StubDraft:
@@ -61,10 +83,10 @@ class StubDraft:
             markov_w1=SimpleNamespace(weight=embed_weight),
             markov_w2=SimpleNamespace(weight=head_weight, quant_method=method),
         )
-        self.model = SimpleNamespace(markov_head=head)
-        self.lm_head = SimpleNamespace(tp_size=1)
+        self.model = SimpleNamespace(markov_head=head, norm=lambda hidden: hidden)
         self.logits_processor, self.logits, self.draft_id_to_target_id = processor, logits, d2t
-        self.lm_head_calls = 0
+        self.lm_head_calls = self.shard_calls = 0
+        self.lm_head = LmHead(self, 0, 1)
 
     def compute_draft_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         self.lm_head_calls += 1
