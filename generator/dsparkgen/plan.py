@@ -7,6 +7,7 @@ templates/device/plan_line.py, which this module loads: the kernel and the plan 
 import importlib.util
 import math
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -31,7 +32,6 @@ MOST_WITHOUT_RING = 2  # register tiles a warp where nothing is streamed
 WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
 ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
 TILE_ROWS = 16
-CHUNK_DIMS = 32  # rank dimensions of a chunk
 SMALLEST_RING = 4
 STAGED_TILES = {1: 4, 2: 4, 4: 4, 8: 3}  # by row slots: tiles whose inputs a warp stages, about 2 us of work
 REFILL_US = 1.5  # from using a ring slot to having its next tile, under load, as measured on an H200
@@ -225,18 +225,22 @@ def shared_bytes(line: Any, spec: ModelSpec, base_dtype: str) -> int:
 
 def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> Any | None:
     """The residency with most tiles in registers that fits, and of those the one that streams fastest; None when nothing fits."""
-    chunks = spec.markov.rank_dim // CHUNK_DIMS
+    chunks = layout.chunks_of(spec.markov.rank_dim)
     fewer = FEWER_REGISTER_CHUNKS.get(device.arch, 0)
     budget = REGISTER_CHUNKS - (2 * fewer if line.row_slots == WIDE_ROWS else fewer)
     # A wide build's tanh, or its target ids, takes registers of its own; where everything stays on the chip, those of a second tile.
     busy = line.row_slots == WIDE_ROWS and (spec.logits.transform.placement != "none" or spec.vocabulary.d2t)
-    budget -= SPARE_CHUNKS if busy else 0
+    halved = spec.markov.rank_dim % layout.CHUNK_DIMS != 0  # a row's last chunk is a half, which takes selections
+    budget -= SPARE_CHUNKS * (busy + halved)
     ahead = min(STAGED_TILES[line.row_slots], -(-line.tiles // line.warps))
 
+    def taken(x: Any) -> int:
+        return shared_bytes(line._replace(**{base_dtype: x}), spec, base_dtype)
+
     def fits(x: Any) -> bool:
-        placed = line._replace(**{base_dtype: x})
-        if shared_bytes(placed, spec, base_dtype) > device.smem_per_block_bytes:
+        if taken(x) > device.smem_per_block_bytes:
             return False
+        placed = line._replace(**{base_dtype: x})
         return layout.most_items(placed, BYTES[base_dtype]) <= layout.MOST_ITEMS
 
     # Where everything stays on the chip anyway, few register tiles do: no more than every warp has, and some chunks fewer. They come in
@@ -257,7 +261,13 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
             return Residency(tiles, in_registers, need, 0, ahead, 0)
         found = []
         for ring in range(SMALLEST_RING, line.warps + 1):
-            for resident in range(need - ring, -1, -1):
+            # More resident tiles never take less shared memory: how many there is room for is found by halving.
+            room = bisect_right(
+                range(need - ring + 1),
+                device.smem_per_block_bytes,
+                key=lambda resident: taken(Residency(tiles, in_registers, resident, ring, ahead, 0)),
+            )
+            for resident in range(room - 1, -1, -1):
                 if fits(Residency(tiles, in_registers, resident, ring, ahead, 0)):
                     streamed = need - resident
                     keep = kept_tiles(streamed, spec.markov.rank_dim, device)
@@ -343,7 +353,7 @@ def floor_us(
 def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
     """Why each number of a plan line is what it is."""
     spec, device = plan.spec, plan.devices[line.device]
-    chunks = spec.markov.rank_dim // CHUNK_DIMS
+    chunks = layout.chunks_of(spec.markov.rank_dim)
     n, placed = numbers(plan, line), line.bf16
     streams = n.streamed_tiles > 0
     return {

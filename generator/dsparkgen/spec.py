@@ -398,8 +398,6 @@ def _chain_limits(spec: Any) -> Limits:
     yield from _dense_limits(spec)
     yield from _must_be_among(spec, ("noise", "scheme"), FP32_NOISE, "its exchange record has 32 bits of score")
     yield from _must_be_among(spec, ("parallel", "exchange"), ("mailbox",))
-    if spec.markov.rank_dim % 32:
-        yield Limit(("markov", "rank_dim"), "a multiple of 32", spec.markov.rank_dim)
 
 
 def _step_limits(spec: Any) -> Limits:

@@ -89,7 +89,7 @@ class Head:
             if i < c.my_register:
                 self.wait_slot(c, c.stage_slot)
                 for q in cutlass.range_constexpr(self.tile.chunks):
-                    x = head_tiles.load_fragments(self.tile, source, q)
+                    x = head_tiles.load_fragments(self.tile, source, q, c.lane)
                     for group in cutlass.range_constexpr(head_tiles.GROUPS):
                         if cutlass.const_expr(q < self.residency.register_chunks):
                             at = ((i * self.residency.register_chunks + q) * head_tiles.GROUPS + group) * 4
@@ -132,12 +132,13 @@ class Head:
             # Else the compiler keeps slot addresses in registers that two MMAs a chunk need, and spills.
             slot = ptx.opaque(slot)
         address = c.smem + slot * self.tile.slot_bytes + c.fragment
-        e, x = head_tiles.load_embedding(self.rows, c.embedding, 0), head_tiles.load_fragments(self.tile, address, 0)
+        e = head_tiles.load_embedding(self.rows, c.embedding, 0)
+        x = head_tiles.load_fragments(self.tile, address, 0, c.lane)
         for q in range(self.tile.chunks):  # loads run one chunk ahead of the MMAs
             if q + 1 < self.tile.chunks:
                 after = (
                     head_tiles.load_embedding(self.rows, c.embedding, q + 1),
-                    head_tiles.load_fragments(self.tile, address, q + 1),
+                    head_tiles.load_fragments(self.tile, address, q + 1, c.lane),
                 )
             head_tiles.multiply(acc, e, x)
             e, x = after

@@ -41,8 +41,9 @@ class Inputs:
         # Of a tile's 16 entries of a row, those of one lane.
         self.entries = 2 if line.row_slots == head_tiles.WIDE_ROWS else 1
         self.embed_pieces = 2 * rank_dim // PIECE
+        self.embed_places = plan_line.chunks_of(rank_dim) * (2 * plan_line.CHUNK_DIMS // PIECE)
         # Bytes of one half of the embeddings, see head_tiles.store_embedding.
-        self.embed_half = rank_dim * line.row_slots
+        self.embed_half = self.embed_places * (PIECE // 2) * line.row_slots
 
     # ---- noise and base logits
 
@@ -213,10 +214,12 @@ class Inputs:
     def fetch_embedding(self, c, row: Int32, token: Int32):
         """The Markov embedding of a row's previous token, from memory into fragment order. One warp."""
         source = c.embed + Int64(token) * self.tile.row_bytes
-        for j in cutlass.range_constexpr((self.embed_pieces + LANES - 1) // LANES):
+        for j in cutlass.range_constexpr((self.embed_places + LANES - 1) // LANES):
             piece = c.lane + LANES * j
-            if piece < self.embed_pieces:
-                x = ptx.ldg_b128(source + Int64(piece) * 16)
+            if piece < self.embed_places:
+                x = [Uint32(0)] * 4  # the missing half of the last chunk
+                if piece < self.embed_pieces:
+                    x = ptx.ldg_b128(source + Int64(piece) * PIECE)
                 head_tiles.store_embedding(self.rows, self.embed_half, c.embedding_stage, row, piece, x)
 
     @cute.jit

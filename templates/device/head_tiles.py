@@ -9,13 +9,14 @@ m16n8k16. The tensor core takes X0, X2 as fragment row g and X1, X3 as row g + 8
 in the B columns and row g + 8 its pairs 1 and 3.
     up to 4 request rows: B columns 0..3 hold pairs (0, 2), columns 4..7 pairs (1, 3) of the same rows; bias = D[g][n] + D[g + 8][4 + n]
     up to 8: two MMAs with one A fragment; bias = D1[g][n] + D2[g + 8][n]
-The other half of D is not used. A chunk is 32 k: 64 bytes of a row, one 16-byte load a lane and group.
+The other half of D is not used. A chunk is 32 k: 64 bytes of a row, one 16-byte load a lane and group. Where rank_dim ends with half a
+chunk, the lanes that would load its missing half have zeros, and so has the embedding.
 """
 
 import cutlass
 from cutlass import Float32, Int32, Uint32
 
-from . import ptx
+from . import plan_line, ptx
 
 TILE_ROWS = 16
 CHUNK_BYTES = 64  # 32 bf16
@@ -25,11 +26,12 @@ GROUPS = 2
 
 
 class TileShape:
-    """Byte counts of a tile of one rank_dim (a multiple of 32)."""
+    """Byte counts of a tile of one rank_dim (a multiple of 16)."""
 
     def __init__(self, rank_dim: int) -> None:
         self.row_bytes = 2 * rank_dim
-        self.chunks = self.row_bytes // CHUNK_BYTES
+        self.chunks = plan_line.chunks_of(rank_dim)
+        self.ends_half = self.row_bytes % CHUNK_BYTES != 0
         self.half_bytes = TILE_ROWS // 2 * self.row_bytes
         self.slot_bytes = 2 * self.half_bytes + BANK_SHIFT
         self.chunk_words = 4 * GROUPS  # 32-bit words that a lane holds of one chunk of a tile
@@ -41,9 +43,18 @@ def fragment_offset(shape: TileShape, lane: Int32) -> Int32:
     return (g % 2) * (shape.half_bytes + BANK_SHIFT) + (g // 2) * (2 * shape.row_bytes) + t * 16
 
 
-def load_fragments(shape: TileShape, address: Int32, chunk: int) -> list:
-    """The A fragments of both groups of one chunk."""
-    return [ptx.lds_b128(address + group * shape.row_bytes + chunk * CHUNK_BYTES) for group in range(GROUPS)]
+def load_fragments(shape: TileShape, address: Int32, chunk: int, lane: Int32) -> list:
+    """The A fragments of both groups of one chunk. `address`: of the lane's first 16 bytes in the slot."""
+    at = address + chunk * CHUNK_BYTES
+    if not (shape.ends_half and chunk + 1 == shape.chunks):
+        return [ptx.lds_b128(at + group * shape.row_bytes) for group in range(GROUPS)]
+    here = (
+        lane % 4 < 2
+    )  # the others read these lanes' bytes once more, and take none: what lies behind the row may be NaN
+    at = ptx.select(here, at, at - CHUNK_BYTES // 2)
+    return [
+        [ptx.select(here, x, Uint32(0)) for x in ptx.lds_b128(at + group * shape.row_bytes)] for group in range(GROUPS)
+    ]
 
 
 def embedding_offset(row_slots: int, half: int, lane: Int32) -> Int32:

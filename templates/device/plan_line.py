@@ -10,7 +10,9 @@ class Residency(NamedTuple):
     """Where the tiles of a CTA live, in the order streamed, resident, registers."""
 
     register_tiles: int  # per warp: tiles whose fragments stay in registers
-    register_chunks: int  # of such a tile's rank_dim / 32 chunks, those in registers; the rest lies in shared memory
+    register_chunks: (
+        int  # of such a tile's chunks of 32 rank dimensions, those in registers; the rest lies in shared memory
+    )
     resident: int  # per CTA: tiles that stay in shared memory
     ring: int  # slots that streamed tiles pass through, at most one a warp; 0 when nothing is streamed
     ahead: int  # tiles whose noise and base logits a warp stages at a time
@@ -33,9 +35,11 @@ class PlanLine(NamedTuple):
 
 
 TILE_ROWS = 16  # vocabulary rows of a tile: the 16 rows of two groups of m16n8k16 (head_tiles.py)
+CHUNK_DIMS = 32  # rank dimensions of a chunk: 64 bytes of a head row
 BANK_SHIFT = 64  # bytes between the two halves of a tile in shared memory
 MBARRIER_BYTES = 8
 KEY_BYTES = 8
+RANK_GATHER_WARPS = 8  # that read the records of several ranks
 RED_WARPS = 16  # keys per row in the block reduction, one a warp
 ROW_TABLE_BYTES = 16
 NOISE_BYTES = 4  # fp32
@@ -60,6 +64,11 @@ class SharedLayout(NamedTuple):
     total: int
 
 
+def chunks_of(rank_dim: int) -> int:
+    """Chunks of CHUNK_DIMS rank dimensions that a head row has; the last may be half of one."""
+    return -(-rank_dim // CHUNK_DIMS)
+
+
 def slot_bytes(rank_dim: int) -> int:
     """Shared memory of one head tile in bytes."""
     return TILE_ROWS * 2 * rank_dim + BANK_SHIFT
@@ -81,6 +90,11 @@ def slot_count(line: PlanLine, base_bytes: int) -> int:
     return max(x.ring + x.resident, line.warps if x.register_tiles else 0)
 
 
+def gathering_warps(line: PlanLine) -> int:
+    """Warps that read the records of a position."""
+    return RANK_GATHER_WARPS if line.tp > 1 else line.row_slots
+
+
 def most_items(line: PlanLine, base_bytes: int) -> int:
     """Tiles of the warp that has most; a build refuses more than MOST_ITEMS."""
     x = residency(line, base_bytes)
@@ -93,14 +107,14 @@ def most_items(line: PlanLine, base_bytes: int) -> int:
 def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int) -> SharedLayout:
     """Where everything lies, for one plan line and base logits of `base_bytes` (2 or 4) an entry."""
     x = residency(line, base_bytes)
-    parked_chunks = rank_dim // 32 - x.register_chunks if x.register_tiles else 0
+    parked_chunks = chunks_of(rank_dim) - x.register_chunks if x.register_tiles else 0
     slots = slot_count(line, base_bytes)
     sizes = (
         slots * slot_bytes(rank_dim),
-        2 * rank_dim * line.row_slots,
+        2 * CHUNK_DIMS * chunks_of(rank_dim) * line.row_slots,
         line.warps * x.register_tiles * parked_chunks * TILE_ROWS * 64,
         line.row_slots * RED_WARPS * KEY_BYTES,
-        line.row_slots * line.row_slots * KEY_BYTES,
+        line.row_slots * gathering_warps(line) * KEY_BYTES,
         line.row_slots * num_steps * ROW_TABLE_BYTES,
         line.warps * MOST_ITEMS * ORDER_BYTES,
         slots * MBARRIER_BYTES,

@@ -150,7 +150,7 @@ class Build:
 
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "vocab_size": VOCABULARIES + RAGGED_VOCABULARIES,
-    "rank_dim": (128, 256, 512),
+    "rank_dim": (128, 256, 512, 176),  # of the last one, a head row's last chunk is a half
     "num_steps": (5, 7, 15, 16, 1),
     "residency": (PLANNED, *FORCED),
     "rows": (1, 2, 3, 4, 5, 8),
@@ -194,7 +194,7 @@ def forced_line(build: Build, device: DeviceSpec) -> Any | None:
     tiles = -(-all_tiles // device.sms)
     partial = build.columns % plan.TILE_ROWS != 0
     ahead = min(plan.STAGED_TILES[row_slots(build)], -(-tiles // plan.WARPS))
-    for values in FORCED[build.residency](tiles, build.rank_dim // plan.CHUNK_DIMS, ahead):
+    for values in FORCED[build.residency](tiles, plan.layout.chunks_of(build.rank_dim), ahead):
         placed = plan.Residency(*values)
         line = plan.PlanLine(
             device=device.name,

@@ -43,7 +43,7 @@ def specs(most_steps: int) -> st.SearchStrategy[ModelSpec]:
     vocab = st.one_of(
         st.integers(2, LARGEST_VOCABULARY), st.integers(2, 3000), st.integers(1, 9375).map(lambda n: 32 * n)
     )
-    rank_dim = st.integers(2, 16).map(lambda chunks: chunks * plan.CHUNK_DIMS)
+    rank_dim = st.integers(4, 32).map(lambda halves: halves * plan.layout.CHUNK_DIMS // 2)
     return st.builds(make_spec, vocab, rank_dim, st.integers(1, most_steps), st.integers(1, 8))
 
 
@@ -73,7 +73,7 @@ def check_line(spec: ModelSpec, line: Any) -> None:
             assert placed.resident == rest
         assert 0 <= placed.keep <= rest - placed.resident
         assert placed.register_chunks * placed.register_tiles <= plan.REGISTER_CHUNKS
-        assert placed.register_chunks <= spec.markov.rank_dim // plan.CHUNK_DIMS
+        assert placed.register_chunks <= plan.layout.chunks_of(spec.markov.rank_dim)
         assert plan.layout.most_items(line, plan.BYTES[dtype]) <= plan.layout.MOST_ITEMS
         slots = plan.layout.slot_count(line, plan.BYTES[dtype])
         assert slots >= placed.ring + placed.resident
@@ -156,7 +156,7 @@ def test_every_tile_is_visited_once_per_position(data: st.DataObject, spec: Mode
 def test_every_tile_is_visited_whatever_the_residency(data: st.DataObject, spec: ModelSpec, partial: bool) -> None:
     """Residencies that no device asks for: the schedule does not depend on the shared memory that there is."""
     warps = data.draw(st.integers(1, plan.WARPS))
-    chunks = spec.markov.rank_dim // plan.CHUNK_DIMS
+    chunks = plan.layout.chunks_of(spec.markov.rank_dim)
     width = data.draw(st.integers(0, 1500))
     ctas = data.draw(st.integers(1, 8))
     tiles = math.ceil(math.ceil(width / plan.TILE_ROWS) / ctas)

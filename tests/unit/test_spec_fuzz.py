@@ -97,7 +97,7 @@ def sound_specs(draw: st.DrawFn) -> dict[str, Any]:
             "draft": draw(st.integers(1, target)) if mapped else target,
             "sampling_limit": draw(st.one_of(st.just(target), st.integers(1, target))),
         },
-        "markov": {"rank_dim": 32 * draw(st.integers(2, 16))},
+        "markov": {"rank_dim": 16 * draw(st.integers(4, 32))},
         "logits": {
             "base_dtypes": draw(st.sampled_from([["bf16"], ["bf16", "fp32"], ["fp32"]])),
             "cache_dtypes": cached,

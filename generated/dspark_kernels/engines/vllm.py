@@ -124,8 +124,8 @@ _serving: WeakKeyDictionary[Any, Serving | Declined] = WeakKeyDictionary()
 def serve(model: Any, speculator: Any) -> Serving | Declined:
     """Decide whether generated kernels draw a draft, on all tensor-parallel ranks alike, and make them ready.
 
-    Logs what was decided. Collective: every rank of the tensor-parallel group calls it. The ranks agree before each part
-    that one of them may fail: building a sampler and warming it up make one rank wait for the others.
+    Logs what was decided. Collective: every rank of the tensor-parallel group calls it. The ranks agree after each part
+    that one of them may fail, as building a sampler and warming it up make a rank wait for the others.
     """
     group = tensor_parallel_group()
     found: dict[str, Any] = {}
