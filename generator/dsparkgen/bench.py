@@ -30,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dsparkgen import evidence, rank_timings
+from dsparkgen import evidence, prefill, rank_timings
 from dsparkgen.device import DeviceSpec, read_devices
 from dsparkgen.gpu import CannotTell, Product, generated_models, harness, load_product, need_cuda, this_device
 from dsparkgen.rank_timings import RankJob
@@ -152,9 +152,22 @@ def run_bench(
         known = read_specs(specs)
         products = {name: load_product(out, name) for name in generated_models(out, models)}
         device = {this_device(product) for product in products.values()}.pop()
+        processes = jobs or os.cpu_count() or 1
+        if not asked.alone:
+            arch = read_devices(root / "specs" / "devices")[device].arch
+            prefill.fill(
+                out,
+                list(products),
+                device,
+                arch,
+                worlds=() if tp is None else (tp,),
+                emulated=asked.emulated,
+                jobs=processes,
+                seconds=seconds,
+            )
         with tempfile.TemporaryDirectory(prefix="dsparkgen-bench-") as folder:
             prepared = _prepare(root.resolve(), asked, products, known, device, Path(folder))
-            for model, found, failed in _measure(prepared, asked, jobs or os.cpu_count() or 1):
+            for model, found, failed in _measure(prepared, asked, processes):
                 measured[model], failures = found, failures + failed
                 if record:
                     _record(results, device, model, command, found)

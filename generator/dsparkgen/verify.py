@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dsparkgen import evidence, rank_timings
+from dsparkgen import evidence, prefill, rank_timings
 from dsparkgen.device import read_devices
 from dsparkgen.gpu import CannotTell, Product, generated_models, harness, load_product, need_cuda, this_device
 from dsparkgen.workers import Worker, finish_together, start_ranks
@@ -152,6 +152,17 @@ def run_verify(
         tasks = {
             name: _tasks(root.resolve(), out, product, asked, together=together) for name, product in products.items()
         }
+        if tp is not None or emulated:
+            prefill.fill(
+                out,
+                list(products),
+                device,
+                arch,
+                worlds=() if tp is None else (tp,),
+                emulated=asked.emulated,
+                jobs=processes,
+                seconds=seconds,
+            )
         with ThreadPoolExecutor(max_workers=processes) as pool:
             # All models' parts share the processes; a run over real ranks has the GPUs to itself, after the others.
             alone = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from benchmarks import plot
 
-from dsparkgen import bench, evidence, gpu, rank_timings, verify
+from dsparkgen import bench, evidence, gpu, prefill, rank_timings, verify
 from dsparkgen.device import load_devices
 from dsparkgen.spec import read_specs
 from dsparkgen.timings import Job
@@ -174,6 +174,8 @@ def test_ranks_are_measured_instead_of_one_gpu(monkeypatch: pytest.MonkeyPatch, 
         ranks.append((job, world))
         return [ROW | {"rows": rows, "tp": world, "nccl_us": 99.0} for rows in job.rows], None
 
+    filled: list[Any] = []
+    monkeypatch.setattr(prefill, "fill", lambda *arguments, **options: filled.append((arguments[1:], options)))
     monkeypatch.setattr(rank_timings, "need_gpus", lambda count: None)
     monkeypatch.setattr(rank_timings, "measure", measure)
     found = tmp_path / "rows.json"
@@ -183,6 +185,8 @@ def test_ranks_are_measured_instead_of_one_gpu(monkeypatch: pytest.MonkeyPatch, 
     assert [(row["tp"], row["rows"]) for row in json.loads(found.read_text())["rows"]] == [(2, 1), (2, 8)]
     assert (tmp_path / "h200" / "deepseek_v41.json").exists()
     assert bench.run_bench(ROOT, ["deepseek_v41"], results=tmp_path, emulated=(4, 8)) == 0
+    worlds = [(arguments[0], options["worlds"], options["emulated"]) for arguments, options in filled]
+    assert worlds == [(["deepseek_v41"], (2,), ()), (["deepseek_v41"], (), (4, 8))]
     assert [(job.alone, job.worlds) for job in jobs] == [(False, (4,)), (False, (8,))] and len(ranks) == 1
 
 
