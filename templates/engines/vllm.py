@@ -106,9 +106,9 @@ def sample_sequential(model: Any, speculator: Any, num_reqs: int, head_hidden: t
         False, having done nothing, where the engine's loop must run.
     """
     serving = _serving.get(model)
-    if serving is None:
+    if serving is None or (isinstance(serving, Serving) and not serving.reads(model)):
         if _capturing():
-            log.warning("DSpark drafts keep the engine's loop in this graph: it is captured before any step ran")
+            log.warning("DSpark drafts keep the engine's loop in this graph: no step ran before with these weights")
             return False
         serving = _serving[model] = serve(model, speculator)
     return not isinstance(serving, Declined) and serving.draw(speculator, num_reqs, head_hidden)
@@ -124,8 +124,8 @@ _serving: WeakKeyDictionary[Any, Serving | Declined] = WeakKeyDictionary()
 def serve(model: Any, speculator: Any) -> Serving | Declined:
     """Decide whether generated kernels draw a draft, on all tensor-parallel ranks alike, and make them ready.
 
-    Logs what was decided. Collective: every rank of the tensor-parallel group calls it. The ranks agree before each part
-    that one of them may fail: building a sampler and warming it up make one rank wait for the others.
+    Logs what was decided. Collective: every rank of the tensor-parallel group calls it. The ranks agree after each part
+    that one of them may fail, as building a sampler and warming it up make a rank wait for the others.
     """
     group = tensor_parallel_group()
     found: dict[str, Any] = {}
@@ -183,6 +183,12 @@ def make_sampler(kind: Any, model: Any, speculator: Any, group: Any) -> Any:
     )
 
 
+def weight_addresses(model: Any) -> tuple[int, int]:
+    """Where the Markov embedding and head lie."""
+    head = model.model.markov_head
+    return head.markov_w1.weight.data_ptr(), head.markov_w2.weight.data_ptr()
+
+
 class Serving:
     """A draft that generated kernels draw.
 
@@ -195,8 +201,13 @@ class Serving:
 
     def __init__(self, model: Any, sampler: Any, base_dtype: torch.dtype, group: Any) -> None:
         self.sampler, self.base_dtype = sampler, base_dtype
+        self._weights = weight_addresses(model)
         self._shard = group is not None and accepts_shard(model, sampler, group)
         self._told: set[str] = set()
+
+    def reads(self, model: Any) -> bool:
+        """Whether the weights lie where they lay. A reload into the same storage is seen."""
+        return self._weights == weight_addresses(model)
 
     def draw(self, speculator: Any, num_reqs: int, head_hidden: torch.Tensor) -> bool:
         """Draw one step. False, having changed nothing, where the LM head gives another dtype than was expected."""

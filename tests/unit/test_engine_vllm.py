@@ -188,6 +188,26 @@ def test_builds_once(hook: ModuleType, engine: engine_wheel.Engine) -> None:
     assert hook._serving[draft.model].sampler.served == {"fused": 2}
 
 
+@interpreted
+def test_reloaded_weights_are_read(hook: ModuleType, engine: engine_wheel.Engine) -> None:
+    """In the same storage by the same sampler, in another by a new one."""
+    case = small_case(2)
+    other = exact_case(VOCAB, RANK, STEPS, 1, seed=99)
+    hooked = Draft(engine, case.replace(embed_weight=case.embed_weight.clone(), head_weight=case.head_weight.clone()))
+    hooked.give_hook(hook)
+    hooked.run()
+    sampler = hook._serving[hooked.model].sampler
+    head = hooked.model.model.markov_head
+    want = Draft(engine, case.replace(embed_weight=other.embed_weight, head_weight=other.head_weight)).run()[0]
+    head.markov_w1.weight.copy_(other.embed_weight)
+    head.markov_w2.weight.copy_(other.head_weight)
+    assert torch.equal(hooked.run()[0], want)
+    assert hook._serving[hooked.model].sampler is sampler
+    head.markov_w1.weight, head.markov_w2.weight = case.embed_weight.clone(), case.head_weight.clone()
+    assert torch.equal(hooked.run()[0], Draft(engine, case).run()[0])
+    assert hook._serving[hooked.model].sampler is not sampler
+
+
 # Where the hook stands aside
 
 
