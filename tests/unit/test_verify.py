@@ -157,3 +157,22 @@ def test_every_emulated_rank_is_compared(wrong: int | None, monkeypatch: pytest.
     subject.chain = FakeChain(wrong)
     checks.compare(subject, case, "toy")
     assert subject.failures == ({} if wrong is None else {"chain": "base bf16, cache bf16, 2 rows, toy: token 8"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["verify", "--dtypes", "bf16,fp32"], "--dtypes: expected a list such as bf16/bf16,fp32/bf16 (got bf16,fp32)"),
+        (["verify", "--emulated", "1"], "--emulated: expected numbers of ranks from 2 on, such as 4,8 (got 1)"),
+        (["bench", "--emulated", "4,x"], "--emulated: expected positive numbers, such as 1,2 (got 4,x)"),
+        (["bench", "--tp", "1"], "Invalid value for '--tp'"),
+        (["verify", "--seconds", "0"], "Invalid value for '--seconds'"),
+    ],
+)
+def test_options_over_ranks_are_checked(arguments: list[str], message: str) -> None:
+    from typer.testing import CliRunner
+
+    from dsparkgen.cli import app
+
+    result = CliRunner().invoke(app, [*arguments, "--root", str(ROOT)])
+    assert result.exit_code == 2 and message in " ".join(result.output.split())
