@@ -1,4 +1,6 @@
-"""The fused loop in Triton's interpreter against the oracle. Skipped where kernels are compiled: tests/kernels covers a GPU."""
+"""The fused loop in Triton's interpreter against the oracle. Skipped where kernels are compiled: tests/kernels covers a GPU.
+Failures that are known by name are in test_known_cases.py.
+"""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -8,8 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from tests.harness.cases import POISON_LOGIT, POISON_TOKEN, Case, exact_case, random_case  # noqa: E402
-from tests.harness.oracle import gumbel, same_bits, walk_case, why_unequal_on_cpu  # noqa: E402
+from tests.harness.cases import POISON_TOKEN, Case, exact_case, random_case  # noqa: E402
+from tests.harness.known_cases import with_logits  # noqa: E402
+from tests.harness.oracle import same_bits, walk_case, why_unequal_on_cpu  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here, not interpreted")
 
@@ -31,16 +34,6 @@ def assert_right(model: ModuleType, case: Case, *, block: int | None = None) -> 
     reason = why_unequal_on_cpu(case, tokens, cache)
     assert reason is None, reason
     return tokens
-
-
-def with_logits(case: Case, logits: torch.Tensor) -> Case:
-    """The case with these base logits, [V] for all or [rows, N, V], and no bias."""
-    shape = (case.rows, case.num_steps, case.vocab_size)
-    return case.replace(
-        base_logits=logits.expand(shape).to(case.base_logits.dtype).contiguous(),
-        embed_weight=torch.zeros_like(case.embed_weight),
-        head_weight=torch.zeros_like(case.head_weight),
-    )
 
 
 def greedy_case(vocab: int, rows: int = 1, **options: object) -> Case:
@@ -122,28 +115,6 @@ def test_noise_kernel_and_fused_kernel_share_the_draw(toy_models: Models) -> Non
     assert torch.equal(tokens[:rows].flatten(), noise[:, :210].argmax(dim=1))
 
 
-def test_padding_rows_are_inert(toy_models: Models) -> None:
-    """Case 3: only the states of live rows change; the live rows are those of the unpadded call."""
-    model = toy_models(97)
-    case = exact_case(97, 64, 3, 4, seed=31, padding_rows=2)
-    # Where a read at index -1 would land: the kernel must not use what is there.
-    heat = torch.cat([torch.tensor([NAN]), case.temperature])
-    case = case.replace(temperature=heat[1:])
-    tokens = assert_right(model, case)
-    assert bool(((tokens[:4] >= 0) & (tokens[:4] < 97)).all()) and bool((tokens[4:] == POISON_TOKEN).all())
-    cut = case.replace(base_logits=case.base_logits[:2])
-    cut_tokens, cut_cache = draw(model, cut)
-    assert torch.equal(cut_tokens[:2], tokens[:2])
-    assert same_bits(cut_cache, draw(model, case)[1])
-
-
-def test_state_is_read_per_position(toy_models: Models) -> None:
-    """A row may be padding at some positions and live at others."""
-    case = exact_case(97, 64, 3, 2, seed=32)
-    case.idx_mapping[1], case.idx_mapping[3] = -1, 4
-    assert_right(toy_models(97), case)
-
-
 @pytest.mark.parametrize("cache", ["bf16", "fp32"])
 def test_u_of_one_does_not_win(toy_models: Models, cache: str) -> None:
     """Cases 4 and 5: token 114765 has hash 0xFFFFFFFF; masked or merely unlikely, it must lose, without a NaN on the way."""
@@ -160,49 +131,6 @@ def test_u_of_one_does_not_win(toy_models: Models, cache: str) -> None:
     assert case.draft_tokens[:2, 0].tolist() == [7, 7]
     written = loop._orders.flatten()[: 2 * loop._programs]  # of two rows, which the interpreter packs
     assert int(written.max()) < 0x7F800000
-
-
-def test_smallest_u_wins(toy_models: Models) -> None:
-    """Case 6: hash 0 has noise 22.87, which beats 16 and every other noise; 24-bit noise would not reach it."""
-    model = toy_models(129280, num_steps=1)
-    case = exact_case(129280, 64, 1, 1, seed=1, temperatures=(1.0,))
-    logits = torch.zeros(129280)
-    logits[0] = 16.0
-    case = with_logits(case, logits).replace(sample_pos=torch.tensor([49061]), seeds=torch.full((4,), 42))
-    noise = gumbel(42, 49060 + case.draft_salt, 129280, case.device)
-    assert float(noise[0]) < 6.8 and float(noise.topk(2).values[1]) < 22.8
-    assert draw(model, case)[0][0, 0] == 95872
-
-
-TIES = {
-    "constant": ({}, 0.5, 0),
-    "zero": ({}, 0.0, 0),
-    "last of a block, first of the next": ({31: 2.0, 32: 2.0}, 0.0, 31),
-    "two later blocks": ({70: 2.0, 64: 2.0, 96: 2.0}, 0.0, 64),
-    "zeros of both signs": ({3: -0.0, 40: 0.0}, -1.0, 3),
-    "zeros of both signs, other order": ({3: 0.0, 40: -0.0}, -1.0, 3),
-    "negative only": ({5: -2.0, 77: -1.5}, -3.0, 77),
-    "negative, small and large": ({0: -1e30, 1: -1e-30, 98: -1e-20}, -1e38, 1),
-    "infinity": ({60: INF, 98: INF}, 1.0, 60),
-    "one finite": ({50: -3e38}, -INF, 50),
-    "all masked": ({}, -INF, 0),
-    "NaN beats infinity": ({9: INF, 80: NAN}, 0.0, 80),
-    "first NaN": ({33: NAN, 98: NAN}, 0.0, 33),
-    "all NaN": ({}, NAN, 0),
-}
-
-
-@pytest.mark.parametrize("name", TIES)
-@pytest.mark.parametrize(("base", "cache"), [("bf16", "bf16"), ("fp32", "fp32")])
-def test_ties_masks_and_nan(toy_models: Models, name: str, base: str, cache: str) -> None:
-    """Cases 7, 8 and 18 on one tile list: 99 ids in blocks of 32, the last one with 3; greedy, so that ties are exact."""
-    marks, rest, want = TIES[name]
-    logits = torch.full((99,), rest)
-    for column, value in marks.items():
-        logits[column] = value
-    case = with_logits(greedy_case(99, base_dtype=DTYPES[base], cache_dtype=DTYPES[cache]), logits)
-    tokens = assert_right(toy_models(99), case, block=32)
-    assert tokens[0].tolist() == [want] * 3
 
 
 def test_negative_zero_ties_with_zero(toy_models: Models) -> None:
@@ -229,86 +157,6 @@ def test_infinite_temperature_stays_in_range(toy_models: Models) -> None:
     assert int(tokens[:2].max()) < 17
 
 
-@pytest.mark.parametrize("vocab", [17, 31, 33])
-@pytest.mark.parametrize("heat", [0.0, 0.8])
-def test_masked_rows_stay_in_range(toy_models: Models, vocab: int, heat: float) -> None:
-    """Case 7: a row that is all -inf or all NaN gives id 0 at any temperature, never one beyond the vocabulary."""
-    case = exact_case(vocab, 64, 3, 2, seed=vocab, temperatures=(heat,))
-    logits = torch.full((2, 3, vocab), -INF)
-    logits[1] = NAN
-    tokens = assert_right(toy_models(vocab), with_logits(case, logits), block=16)
-    assert tokens[:2].tolist() == [[0, 0, 0]] * 2
-
-
-def test_nan_in_one_row_leaves_others_alone(toy_models: Models) -> None:
-    """Case 8: NaN in a head row, in one row's logits, and none in the others'."""
-    case = exact_case(99, 64, 3, 3, seed=81)
-    clean = draw(toy_models(99), case)
-    case.base_logits[1, 1, 55] = NAN
-    tokens = assert_right(toy_models(99), case, block=32)
-    assert tokens[1, 1] == 55
-    assert torch.equal(tokens[[0, 2]], clean[0][[0, 2]])
-    case.head_weight[70] = NAN
-    tokens = assert_right(toy_models(99), case, block=32)
-    assert tokens[:3].tolist() == [[70, 70, 70], [70, 55, 70], [70, 70, 70]]
-
-
-@pytest.mark.parametrize(
-    ("base", "bias", "want"), [(8.0, (0.01, 0.02), 0), (8.0, (0.0, 0.03126), 0), (8.0, (0.03, 0.04), 1)]
-)
-def test_rounding_makes_ties(toy_models: Models, base: float, bias: tuple[float, float], want: int) -> None:
-    """Case 19: bias to bf16, then the sum to bf16; the dot products are sums of three bf16 numbers, exact in fp32."""
-    case = greedy_case(17)
-    embed, head = torch.zeros_like(case.embed_weight), torch.zeros_like(case.head_weight)
-    embed[:, :3] = 1.0
-    for token, value in enumerate(bias):
-        rest = torch.tensor(value)
-        for column in range(3):
-            head[token, column] = rest.bfloat16()
-            rest = rest - rest.bfloat16().float()
-    logits = torch.full((17,), -INF)
-    logits[:2] = base
-    case = with_logits(case, logits).replace(embed_weight=embed, head_weight=head)
-    assert assert_right(toy_models(17), case)[0].tolist() == [want] * 3
-
-
-def test_greedy_rows_ignore_seed_and_position(toy_models: Models) -> None:
-    """Case 24: temperatures mixed in one batch; each row equals its single-row call."""
-    model = toy_models(99)
-    case = exact_case(99, 64, 3, 4, seed=24, max_reqs=4, temperatures=(0.0, 1.0, 0.0, 0.7))
-    case = case.replace(idx_mapping=torch.arange(4).repeat_interleave(3))
-    tokens = assert_right(model, case)
-    other = case.replace(seeds=case.seeds + 1, sample_pos=case.sample_pos + 5)
-    moved = assert_right(model, other)
-    assert torch.equal(moved[[0, 2]], tokens[[0, 2]]) and not torch.equal(moved[[1, 3]], tokens[[1, 3]])
-    for row in range(4):
-        single = case.replace(
-            base_logits=case.base_logits[row : row + 1],
-            input_ids=case.input_ids[row * 3 :],
-            idx_mapping=case.idx_mapping[row * 3 :],
-            sample_pos=case.sample_pos[row * 3 :],
-        )
-        assert torch.equal(draw(model, single)[0][0], tokens[row])
-
-
-def test_tiny_temperature_gives_no_nan(toy_models: Models) -> None:
-    """Case 24: logits of 3e4 at T = 1e-6 stay finite enough for the largest to win."""
-    logits = torch.full((99,), 29_000.0)
-    logits[40] = 30_000.0
-    case = with_logits(exact_case(99, 64, 3, 1, seed=25, temperatures=(1e-6,)), logits)
-    assert assert_right(toy_models(99), case)[0].tolist() == [40] * 3
-
-
-def test_cache_is_written_before_temperature(toy_models: Models) -> None:
-    """Case 25: bitwise the bf16 sum at every temperature, also for greedy rows; columns beyond the vocabulary untouched."""
-    case = exact_case(99, 64, 3, 2, seed=26, cache_columns=104)
-    _, hot = draw(toy_models(99), case)
-    first = case.idx_mapping[0]
-    bias = (case.head_weight.float() @ case.embed_weight[case.input_ids[0]].float()).bfloat16()
-    assert same_bits(hot[first, 0, :99], case.base_logits[0, 0] + bias)
-    assert bool((hot[:, :, 99:] == POISON_LOGIT).all())
-
-
 def test_strided_tokens_and_anchors(toy_models: Models) -> None:
     """Case 21: draft_tokens as columns of a wider table, anchors every 6 ids."""
     case = exact_case(99, 64, 3, 4, seed=27, query_per_row=6)
@@ -317,15 +165,6 @@ def test_strided_tokens_and_anchors(toy_models: Models) -> None:
     loop.sample(*case.replace(draft_tokens=table[:, 2:5]).call_arguments, query_per_row=6)
     assert why_unequal_on_cpu(case, table[:, 2:5], case.logits_cache) is None
     assert bool((table[:, :2] == POISON_TOKEN).all()) and bool((table[:, 5:] == POISON_TOKEN).all())
-
-
-def test_padded_head_is_never_drawn(toy_models: Models) -> None:
-    """Case 11: the largest base logit and the largest bias lie beyond the sampling limit."""
-    case = exact_case(20, 64, 3, 2, seed=28, sampling_limit=18, temperatures=(0.0, 1.0))
-    case.base_logits[:, :, 19] = 100.0
-    case.head_weight[18] = 100.0 * case.embed_weight[case.input_ids[0]].sign()
-    tokens = assert_right(toy_models(20, vocabulary={"sampling_limit": 18}), case, block=16)
-    assert int(tokens[:2].max()) < 18
 
 
 def test_nothing_of_one_call_is_kept(toy_models: Models) -> None:
