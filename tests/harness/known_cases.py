@@ -1,7 +1,7 @@
-"""Failures that are public from other samplers, as small inputs with their right outcome, by number in facts of the project.
+"""Failures that are public from other samplers, and shapes that public drafts have, as small inputs with their right outcome.
 
 Each is a generator: it yields a `Case`, is sent that call's (draft tokens, logits cache), and asserts what must hold. `run` draws the
-cases by any kernel and compares every call with the oracle besides. The models are toys of rank 64; `model` of a `Known` are the
+cases by any kernel and compares every call with the oracle besides. The models are toys, of rank 64 where nothing else is said; `model` of a `Known` are the
 options of `toy_spec`.
 """
 
@@ -51,14 +51,16 @@ def known(vocab_size: int, **model: Any) -> Callable[[Callable[..., Trial]], Cal
 
     def add(function: Callable[..., Trial]) -> Callable[..., Trial]:
         takes_config = len(inspect.signature(function).parameters) > 1
-
-        def trial(device: torch.device, config: ModuleType) -> Trial:
-            return function(device, config) if takes_config else function(device)
-
+        trial = function if takes_config else without_config(function)
         KNOWN.append(Known(function.__name__, {"vocab_size": vocab_size, **model}, trial))
         return function
 
     return add
+
+
+def without_config(function: Callable[[torch.device], Trial]) -> Callable[[torch.device, ModuleType], Trial]:
+    """A trial that does not look at the model's constants."""
+    return lambda device, config: function(device)
 
 
 def run(known: Known, draw: Draw, device: torch.device, config: ModuleType, compare: Compare) -> None:
@@ -141,7 +143,7 @@ for _vocab in (17, 31, 33):  # one, two and three tiles of 16, of which the last
         Known(
             f"case_07_a_masked_row_gives_an_id_below_{_vocab}",
             {"vocab_size": _vocab},
-            lambda device, config, trial=_masked_rows(_vocab): trial(device),
+            without_config(_masked_rows(_vocab)),
         )
     )
 
@@ -492,7 +494,7 @@ for _placement in CAPPED:
         Known(
             f"case_26_soft_cap_on_{_placement}",
             {"vocab_size": 17, "logits": {"transform": {"placement": _placement, **CAP}}},
-            lambda device, config, trial=_capped(_placement): trial(device),
+            without_config(_capped(_placement)),
         )
     )
 
@@ -565,3 +567,42 @@ def case_02_philox_noise(device: torch.device) -> Trial:
 def case_01_salt_and_step_mix_of_the_spec(device: torch.device) -> Trial:
     """Neither is fixed in a kernel."""
     yield exact_case(101, RANK, 3, 3, seed=66, device=device).replace(step_mix=False, draft_salt=7)
+
+
+# --- shapes of the public drafts ---
+
+
+@known(97, rank_dim=80)
+def rank_80(device: torch.device) -> Trial:
+    """A rank that is no multiple of 32."""
+    yield exact_case(97, 80, 3, 3, seed=80, device=device)
+
+
+@known(97, rank_dim=512)
+def rank_512(device: torch.device) -> Trial:
+    """The largest rank; sums of 512 products."""
+    yield exact_case(97, 512, 3, 3, seed=512, device=device)
+
+
+@known(203, num_steps=15)
+def fifteen_positions(device: torch.device) -> Trial:
+    """The longest draft; a vocabulary that ends within a tile."""
+    yield exact_case(203, RANK, 15, 2, seed=15, device=device)
+
+
+@known(97, num_steps=2)
+def every_pair_of_dtypes(device: torch.device) -> Trial:
+    """Base logits and cache, each bf16 and fp32; case 2 asks for the same tokens where bf16 holds all values."""
+    case = exact_case(97, RANK, 2, 3, seed=22, temperatures=(0.9, 0.0, 1.7), device=device)
+    case = case.replace(
+        base_logits=case.base_logits.round(),
+        head_weight=case.head_weight.round(),
+        embed_weight=case.embed_weight.round(),
+    )
+    drawn = []
+    for base in (torch.bfloat16, torch.float32):
+        for cache in (torch.bfloat16, torch.float32):
+            variant = case.replace(base_logits=case.base_logits.to(base), logits_cache=case.logits_cache.to(cache))
+            tokens, _ = yield variant
+            drawn.append(tokens[:3])
+    assert all(torch.equal(other, drawn[0]) for other in drawn[1:])

@@ -38,5 +38,5 @@ def test_fused_loop(toy_models: Callable[..., ModuleType], known: Known) -> None
 def test_cases_have_names_of_their_own() -> None:
     names = [known.name for known in KNOWN]
     assert len(set(names)) == len(names)
-    numbers = {int(name.split("_")[1]) for name in names}
+    numbers = {int(name.split("_")[1]) for name in names if name.startswith("case_")}
     assert numbers >= {3, 4, 5, 6, 7, 8, 11, 12, 13, 18, 21, 23, 24, 25, 38}
