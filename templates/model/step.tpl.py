@@ -29,7 +29,6 @@ from . import config
 from .config import DRAFT_SALT, NUM_STEPS
 
 LANES = 32
-WORD_BITS = 32
 INT64_BYTES, FP32_BYTES = 8, 4
 BLOCK_SIZES = (1024, 2048, 4096, 8192)  # vocabulary columns of a block; all give the same tokens
 LEAST_THREADS, MOST_THREADS = 128, 256  # of a block
@@ -110,16 +109,6 @@ def shared_bytes(block: int) -> int:
     return (threads_of(block) // LANES + 1) * step_sizes.KEY_BYTES
 
 
-def low_word(x: Uint64) -> Uint32:
-    """The lower 32 bits."""
-    return Uint32(x & Uint64(step_tail.ALL_ONES))
-
-
-def high_word(x: Uint64) -> Uint32:
-    """The upper 32 bits."""
-    return Uint32(x >> Uint64(WORD_BITS))
-
-
 class StepKernel(step_scan.Scan, step_tail.Tail):
     """One build: columns of a block, the base logits' and the cache's dtype, ranks, 16-byte accesses."""
 
@@ -197,10 +186,11 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
             heat = ptx.float_of(ptx.ldg_b32(temperature + state * FP32_BYTES))
             seed = ptx.ldg_s64(seeds + state * INT64_BYTES)
         # % if spec.noise.step_mix
-        seed = seed ^ (Int64(step) << WORD_BITS)
+        seed = seed ^ (Int64(step) << step_math.WORD_BITS)
         # % endif
         key = position - 1 + DRAFT_SALT
-        prefix = step_math.hash_prefix(low_word(Uint64(seed)), high_word(Uint64(seed)), low_word(Uint64(key)))
+        seed, key = Uint64(seed), Uint64(key)
+        prefix = step_math.hash_prefix(step_math.low_word(seed), step_math.high_word(seed), step_math.low_word(key))
         slope = ptx.div_full(Float32(step_scan.LOG2_E), heat)
         if not ((slope < Float32(step_scan.STEEPEST)) & (slope > Float32(-step_scan.STEEPEST))):
             slope = ptx.float_of(Uint32(step_scan.NAN))
@@ -208,7 +198,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         c = place._replace(
             lane=lane, vocab_start=vocab_start, d2t=d2t, cached=state >= 0, greedy=heat == Float32(0.0), temperature=heat,
             cache=cache + cache_row * cache_row_stride * self.cache_bytes, slope=slope, prefix=prefix,
-            known_rank=high_word(known), shared_rank=shared_rank,
+            known_rank=step_math.high_word(known), shared_rank=shared_rank,
             floor=cute.make_rmem_tensor(cute.make_layout(1), Float32),
             best=cute.make_rmem_tensor(cute.make_layout(2), Uint32),
             logits=cute.make_rmem_tensor(cute.make_layout(step_scan.ENTRIES), Float32),
@@ -232,7 +222,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
             arrived = Uint32(0)
             if lane == 0:
                 if top != 0:
-                    step_memory.raise_key(scratch_row, (Uint64(top) << Uint64(WORD_BITS)) | Uint64(low))
+                    step_memory.raise_key(scratch_row, (Uint64(top) << Uint64(step_math.WORD_BITS)) | Uint64(low))
                 arrived = step_memory.arrive(scratch_row + step_sizes.KEY_BYTES, Uint32(parts - 1))
             if cute.arch.shuffle_sync(arrived, 0) == Uint32(parts - 1):
                 self.finish_row(
@@ -257,8 +247,8 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         if lane == 0:  # the thread whose arrival acquired the other blocks' keys
             winner = ptx.ld_relaxed_gpu(scratch_row)
             ptx.stg_s64(scratch_row, Int64(0))
-        top = Uint32(cute.arch.shuffle_sync(high_word(winner), 0))
-        low = Uint32(cute.arch.shuffle_sync(low_word(winner), 0))
+        top = Uint32(cute.arch.shuffle_sync(step_math.high_word(winner), 0))
+        low = Uint32(cute.arch.shuffle_sync(step_math.low_word(winner), 0))
         token = Int32(low ^ Uint32(step_tail.ALL_ONES))
         if cutlass.const_expr(self.sharded):
             self.write_packet(lane, packets, row, top, token)
@@ -347,28 +337,26 @@ def compile_cache_fill(
     return _compile(step_fill.FillKernel(config, cache_dtype, vector, pdl), FILL_ARGUMENTS, arch, options)
 
 
-def _kernel_of(build: Any) -> tuple[Any, tuple[str, ...]]:
-    """The kernel and the arguments of a build, step_call.Build."""
-    match build.kernel:
-        case "anchor":
-            return step_rows.AnchorKernel(config, build.pdl), ANCHOR_ARGUMENTS
-        case "pick":
-            return step_rows.PickKernel(config, build.pdl), PICK_ARGUMENTS
-        case "fill":
-            return step_fill.FillKernel(config, build.cache, build.vector, build.pdl), FILL_ARGUMENTS
-    return StepKernel(build.block, build.base, build.cache, build.sharded, build.vector, build.pdl), STEP_ARGUMENTS
+# The kernels that a host names: of a build, step_call.Build, the kernel; its arguments, and those that are none of the kernel's own.
+KINDS = {
+    "anchor": (lambda b: step_rows.AnchorKernel(config, b.pdl), ANCHOR_ARGUMENTS, ("rows",)),
+    "step": (lambda b: StepKernel(b.block, b.base, b.cache, b.sharded, b.vector, b.pdl), STEP_ARGUMENTS, ("rows",)),
+    "pick": (lambda b: step_rows.PickKernel(config, b.pdl), PICK_ARGUMENTS, ("rows",)),
+    "fill": (lambda b: step_fill.FillKernel(config, b.cache, b.vector, b.pdl), FILL_ARGUMENTS, ("rows", "world")),
+}
 
 
 def compile_build(build: Any, *, arch: str | None = None, options: str = ""):
-    """Compiles the build that a host names, step_call.Build."""
-    return _compile(*_kernel_of(build), arch, options)
+    """Compiles a build."""
+    make, names, _ = KINDS[build.kernel]
+    return _compile(make(build), names, arch, options)
 
 
 def describe(build: Any) -> Description:
-    """What a host must know to launch a build without this module. What the grid alone depends on is no parameter."""
-    kernel, names = _kernel_of(build)
-    unused = ("rows", "world") if build.kernel == "fill" else ("rows",)
-    return Description(parameters([name for name in names if name not in unused], NARROW), kernel.launch_shape(), {})
+    """What a host must know to launch a build without this module."""
+    make, names, unused = KINDS[build.kernel]
+    own = parameters([name for name in names if name not in unused], NARROW)
+    return Description(own, make(build).launch_shape(), {})
 
 
 def compile_builds() -> dict[str, tuple[Callable[[str, str], Any], int]]:

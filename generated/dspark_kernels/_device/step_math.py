@@ -5,7 +5,7 @@ The logarithm is libdevice's flush-to-zero one, which Triton's tl.log calls, for
 tests/kernels/test_step.py compares the noise of all 2^32 random words with Triton's.
 """
 
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float32, Int32, Uint32, Uint64
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -15,7 +15,7 @@ from . import ptx
 BLOCK_MUL_1, BLOCK_MUL_2, BLOCK_ADD = 0xCC9E2D51, 0x1B873593, 0xE6546B64
 FINAL_MUL_1, FINAL_MUL_2 = 0x85EBCA6B, 0xC2B2AE35
 HASHED_BYTES = 16
-WORD_BITS = 32
+WORD_BITS, LOW_WORD = 32, 0xFFFFFFFF
 
 # Bits of fp32 constants. A 16-bit number ORed into the mantissa of 2^23 is 2^23 + number, shifted left by 7 into that of 1 it is
 # 1 + number / 2^16: subtracting the constant leaves it exact, at the full rate of additions.
@@ -45,6 +45,16 @@ LN_2 = 0x3F317218
 # CUDA's tanhf: an odd polynomial below this size, an exponential from there on.
 TANH_SPLIT = 0.6
 TANH_SERIES = (0x3C80F082, 0xBD563CAE, 0x3E085941, 0xBEAAA9ED)
+
+
+def low_word(x: Uint64) -> Uint32:
+    """The lower 32 bits."""
+    return Uint32(x & Uint64(LOW_WORD))
+
+
+def high_word(x: Uint64) -> Uint32:
+    """The upper 32 bits."""
+    return Uint32(x >> Uint64(WORD_BITS))
 
 
 def _hex(bits: int) -> str:
