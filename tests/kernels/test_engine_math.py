@@ -61,6 +61,17 @@ def test_noise_is_close_to_fp64(cuda: Any, seed: int, sample_pos: int) -> None:
     assert bool((error <= oracle.gumbel_error(bits, log_ulps=CUDA_LOG_ULPS)).all())
 
 
+@pytest.mark.parametrize("seed", [42, -1, 2**63 - 1, 2**40 + 7])
+def test_the_other_schemes_are_close_to_the_cpu_oracle(cuda: Any, seed: int) -> None:
+    """The same bits, and logarithms that differ in their last bits: a few of fp64's for the one, a few of fp32's for the other."""
+    cpu = torch.device("cpu")
+    for scheme, bound in (("murmur3_64", 1e-13), ("philox_32", 8e-6)):
+        drawn = engine_math.noise(seed, 4710 + DRAFT_SALT, VOCAB, cuda, scheme=scheme).cpu()
+        expected = oracle.gumbel(seed, 4710 + DRAFT_SALT, VOCAB, cpu, scheme=scheme)
+        assert drawn.dtype == expected.dtype
+        assert float((drawn - expected).abs().max()) <= bound
+
+
 def test_every_score_equals_the_engines(cuda: Any, engine: ModuleType) -> None:
     """The engine's kernel with blocks of one id leaves every score, logit / T + noise, where blocks leave their maxima."""
     vocab = 65_535  # the kernel's blocks are the grid's y axis, which ends there
