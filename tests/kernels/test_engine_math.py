@@ -72,27 +72,28 @@ def test_the_other_schemes_are_close_to_the_cpu_oracle(cuda: Any, seed: int) -> 
         assert float((drawn - expected).abs().max()) <= bound
 
 
-def test_every_score_equals_the_engines(cuda: Any, engine: ModuleType) -> None:
+@pytest.mark.parametrize("scheme", ["murmur3_32", "murmur3_64"])
+def test_every_score_equals_the_engines(cuda: Any, engine: ModuleType, scheme: str) -> None:
     """The engine's kernel with blocks of one id leaves every score, logit / T + noise, where blocks leave their maxima."""
+    fp64 = scheme == engine_math.FP64_NOISE
     vocab = 65_535  # the kernel's blocks are the grid's y axis, which ends there
     case = random_case(vocab, 64, 3, 4, seed=1, device=cuda, temperatures=(0.7, 1.3, 0.05, 1.0))
     for step in range(3):
         logits = case.base_logits[:, step].float().contiguous()
         states, positions = case.idx_mapping[step::3].contiguous(), case.sample_pos[step::3].contiguous()
         best_id = torch.empty(4, vocab, dtype=torch.int64, device=cuda)
-        score = torch.empty(4, vocab, dtype=torch.float32, device=cuda)
+        score = torch.empty(4, vocab, dtype=torch.float64 if fp64 else torch.float32, device=cuda)
         column = torch.tensor(step, device=cuda)
         cache = torch.empty(case.max_reqs, 3, vocab, device=cuda)
         engine._gumbel_sample_kernel[(4, vocab)](
             best_id, vocab, score, vocab, cache, cache.stride(0), cache.stride(1), column, logits, vocab, logits, vocab,
             states, case.seeds, positions - 1, case.temperature, vocab, BLOCK_SIZE=1, IS_DRAFTING=True,
-            APPLY_TEMPERATURE=True, USE_FP64=False, PER_TOKEN_COL=False,
+            APPLY_TEMPERATURE=True, USE_FP64=fp64, PER_TOKEN_COL=False,
         )  # fmt: skip
         for row in range(4):
             state = int(states[row])
-            noise = oracle.gumbel(
-                int(case.seeds[state]) ^ (step << 32), int(positions[row]) - 1 + DRAFT_SALT, vocab, logits.device
-            )
+            seed, key = int(case.seeds[state]) ^ (step << 32), int(positions[row]) - 1 + DRAFT_SALT
+            noise = oracle.gumbel(seed, key, vocab, logits.device, scheme=scheme)
             want = oracle.divide(logits[row], float(case.temperature[state])) + noise
             assert oracle.same_bits(score[row], want), f"step {step}, row {row}"
 
