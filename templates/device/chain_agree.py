@@ -68,7 +68,7 @@ class Agreement:
                 for p in cutlass.range_constexpr(self.gather.pair):
                     best_hi[p], best_lo[p] = best[p]
                 if cutlass.const_expr(self.rows > 1):
-                    self.store_shares(c, best)
+                    self.store_shares(c, best, self.gather)
         if cutlass.const_expr(self.rows > 1):
             cute.arch.sync_threads()  # the gathering warps' shares are there
         if (c.warp < self.rows) & goes_on:
@@ -90,11 +90,9 @@ class Agreement:
             ptx.stg_s64(c.draft_tokens + (Int64(c.warp) * c.token_stride + step) * 8, Int64(token))
 
     @cute.jit
-    def store_shares(self, c, best):
+    def store_shares(self, c, best, g: cutlass.Constexpr):
         """What this gathering warp found in its share of the records, for the warps whose rows they are."""
-        if c.lane < self.gather.lanes:
-            for p in cutlass.range_constexpr(self.gather.pair):
-                row = c.lane * self.gather.pair + p
-                self.store_key(
-                    c, self.shared.partials + (row * self.rows + c.warp) * plan_line.KEY_BYTES, best[p][0], best[p][1]
-                )
+        if c.lane < g.lanes:
+            for p in cutlass.range_constexpr(g.pair):
+                place = (c.lane * g.pair + p) * g.warps + c.warp
+                self.store_key(c, self.shared.partials + place * plan_line.KEY_BYTES, best[p][0], best[p][1])

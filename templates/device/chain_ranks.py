@@ -1,8 +1,9 @@
-"""The part of a chain kernel that several ranks add: each rank's place, the exchange between them (mailbox.py), and everybody's logits.
+"""The part of a chain kernel that several ranks add: each rank's place, and everybody's logits; rank_exchange.py has the records.
 
-A rank's logits go into its own cache at once, and into its staging in every peer's symmetric buffer. After the last position CTA k of a
-rank tells CTA k of every peer that its logits are there; that one waits for these peers' CTAs alone and copies their columns into its own
-rank's cache: both ends divide a shard's tiles among CTAs alike.
+A rank's logits go into its own cache at once, and into its staging in every peer's symmetric buffer. CTA k of a rank tells CTA k of every
+peer how far its logits are there, once before the last position and once after it; that one waits for these peers' CTAs alone and copies
+their columns into its own rank's cache: both ends divide a shard's tiles among CTAs alike. The copies of all positions but the last
+run while the last one's logits are under way.
 
 Emulated ranks share one GPU and one launch: rank = block // CTAs of a rank.
 """
@@ -11,10 +12,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32, Uint64
 
-from . import chain_scores, exchange, mailbox, plan_line, ptx, symmetric_buffer
+from . import chain_scores, exchange, mailbox, plan_line, ptx, rank_exchange, symmetric_buffer
 
 LANES = 32
-LINE_BYTES = 128  # of L2
 TILE_ROWS = plan_line.TILE_ROWS
 ADDRESS_BYTES = plan_line.ADDRESS_BYTES
 NOISE_BYTES = plan_line.NOISE_BYTES
@@ -25,9 +25,10 @@ TARGET_ID_BYTES = chain_scores.ID_BYTES
 ROWS_SHIFT = 28
 SHAPE_MASK = (1 << ROWS_SHIFT) - 1
 LAUNCHES, ROWS, SHAPE = 0, 1, 2  # what differs, in the report
+ALL_BUT_LAST, ALL = 1, 2  # the positions whose logits are staged; a launch counts up by ALL
 
 
-class Ranks:
+class Ranks(rank_exchange.RankExchange):
     """The part of a chain kernel for `world` ranks; comes with the others. Methods take the kernel's context `c`."""
 
     def __init__(self, line: plan_line.PlanLine, world: int, emulated: bool, check_ranks: bool) -> None:
@@ -44,9 +45,8 @@ class Ranks:
         self.last_warp = line.warps - 1
         if world > 1 and self.last_warp < line.row_slots:
             raise ValueError(f"warps: expected more than the {line.row_slots} that see to a row each, got {line.warps}")
-        self.grid_wait = mailbox.Wait(line.ctas + 1, self.tag_bits, across=False)
-        self.rank_wait = mailbox.Wait(world, self.tag_bits, across=True)
-        self.rank_words = mailbox.records_words(line.ctas, line.row_slots)
+        self.rank_words = rank_exchange.records_words(line, world)
+        rank_exchange.RankExchange.__init__(self, line, world)
 
     # ---- who this is
 
@@ -176,36 +176,34 @@ class Ranks:
     def report_difference(self, c, peer: Int32, what: int, expected: Uint32, given: Uint32) -> None:
         exchange.report(c, c.claim, (exchange.REPORT_DIFFERENCE, c.rank, what, 0, peer), (expected, given))
 
-    # ---- a position's winner
+    # ---- a position's winner, and when logits are handed over
 
     @cute.jit
     def agree_ranks(self, c, step: Int32, sequence: Uint32):
-        """Agreement.agree for several ranks. Warp n sees to row n; after the last position the last warp hands over the logits."""
-        goes_on = (step + 1 < self.num_steps) | (c.cta == 0)  # only CTA 0 reports the last token
-        if c.warp < self.rows:
-            hi, lo = self.largest_key(
-                c, self.shared.keys + c.warp * (plan_line.RED_WARPS * plan_line.KEY_BYTES), self.line.warps
-            )
-            tag = exchange.tag_of(sequence, self.tag_bits)
-            records = mailbox.records_of(c, sequence, c.warp, self.rows, self.line.ctas)
-            if c.lane == 0:
-                ptx.st_relaxed_gpu(records + Int64(c.cta) * 8, mailbox.word_of(hi, lo | tag))
-            if (c.lane * LINE_BYTES < self.tile.row_bytes) & (hi != 0):
-                candidate = c.embed + Int64(self.token_of(c, lo)) * self.tile.row_bytes
-                ptx.prefetch_l2(candidate + Int64(c.lane) * LINE_BYTES)
-            if c.cta == c.warp * (self.line.ctas // self.rows):  # the row's leader
-                target = self.rank_address(c, cutlass.min(c.lane, self.world - 1)) + c.mailbox
-                hi, lo = mailbox.largest_record(c, self.grid_wait, records, c.expected, step, c.warp, tag)
-                if c.lane < self.world:
-                    record = mailbox.mailbox_of(target, sequence, c.warp) + Int64(c.rank) * 8
-                    ptx.st_relaxed_sys(record, mailbox.word_of(hi, lo))
-            if goes_on:
-                own = mailbox.mailbox_of(self.rank_address(c, c.rank) + c.mailbox, sequence, c.warp)
-                hi, lo = mailbox.largest_record(c, self.rank_wait, own, Int32(self.world), step, c.warp, tag)
-                self.take_winner(c, step, hi, lo)
+        """Agreement.agree for several ranks; the last position's winners are only taken by finish_ranks. All warps."""
         if cutlass.const_expr(self.draws):
-            if (c.warp == self.last_warp) & (step + 1 == self.num_steps):
-                self.hand_over(c)
+            if c.warp == self.last_warp:  # it has time while the others exchange records
+                if step + 2 == self.num_steps:
+                    self.hand_over(c, ALL_BUT_LAST)
+                if step + 1 == self.num_steps:
+                    self.hand_over(c, ALL)
+        if c.warp < self.rows:
+            self.publish_records(c, step, sequence)
+        if step + 1 < self.num_steps:
+            self.collect_records(c, step, sequence)
+
+    @cute.jit
+    def finish_ranks(self, c, sequence: Uint32):
+        """After the last position: the cache takes the peers' logits, the last position's last, and CTA 0 reports the last tokens."""
+        if cutlass.const_expr(self.draws and self.num_steps > 1):
+            self.wait_for_logits(c, ALL_BUT_LAST)
+            self.fill_cache(c, Int32(0), self.num_steps - 1)
+        if c.cta == 0:
+            self.collect_records(c, Int32(self.num_steps - 1), sequence)
+        if cutlass.const_expr(self.draws):
+            self.wait_for_logits(c, ALL)
+            self.fill_cache(c, Int32(self.num_steps - 1), 1)
+        cute.arch.sync_threads()  # CTA 0 counts the launch when all its warps have taken the last tokens
 
     # ---- logits of other ranks
 
@@ -230,29 +228,33 @@ class Ranks:
                 ptx.stg_words_if(mine, address, words)
 
     @cute.jit
-    def hand_over(self, c):
-        """After the CTA's barrier behind its last logits: tells CTA k of each peer that this CTA k's are staged there, and waits for
-        theirs. One warp, one lane a peer.
+    def hand_over(self, c, what: cutlass.Constexpr):
+        """After the CTA's barrier behind the logits in question: tells CTA k of each peer that this CTA k's are staged there. One warp.
 
-        Stores: every thread's staging stores, the CTA's barrier, then this lane's fence and store: the fence is cumulative over what the
-        barrier ordered before it, and system scope reaches the peer's GPU. Loads: the lane's load that sees the count, its fence, the
-        CTA's barrier, then every thread's loads of the staging. The count is the number of launches of the sampler, so nothing is reset;
-        a count is seen before the next one replaces it, for the sender's next launch needs a record of this CTA's next launch.
+        Order: every thread's staging stores, the CTA's barrier, then this lane's fence and store. The fence is cumulative over what the
+        barrier ordered before it, and system scope reaches the peer's GPU. Counts go on from launch to launch, so nothing is reset.
         """
-        j = cutlass.min(c.lane, self.peers - 1)
-        peer = self.peer(c, j)
-        count = Uint32(self.rank_address(c, 2 * self.world)) + Uint32(1)
+        peer = self.peer(c, cutlass.min(c.lane, self.peers - 1))
         target = self.rank_address(c, peer) + c.arrivals + Int64(c.rank * self.line.ctas + c.cta) * 8
-        own = self.rank_address(c, c.rank) + c.arrivals + Int64(peer * self.line.ctas + c.cta) * 8
         if c.lane < self.peers:
-            ptx.fence_sys()  # see above: stores
-            ptx.st_relaxed_sys(target, Uint64(count))
-        mailbox.wait_for_counts(c, own, count, peer, Int32(self.num_steps))
-        ptx.fence_sys()  # see above: loads
+            ptx.fence_sys()  # see above
+            ptx.st_relaxed_sys(target, Uint64(self.arrival_count(c, what)))
 
     @cute.jit
-    def fill_cache(self, c):
-        """Copies what the peers' CTAs of this number have staged into this rank's cache. All warps; after hand_over and a barrier.
+    def wait_for_logits(self, c, what: cutlass.Constexpr):
+        """Waits for the CTAs of this number of all peers. Each warp for itself: its lanes acquire, and a warp barrier passes it on."""
+        peer = self.peer(c, cutlass.min(c.lane, self.peers - 1))
+        own = self.rank_address(c, c.rank) + c.arrivals + Int64(peer * self.line.ctas + c.cta) * 8
+        mailbox.wait_for_counts(c, own, self.arrival_count(c, what), peer, Int32(self.num_steps))
+        cute.arch.sync_warp()
+
+    def arrival_count(self, c, what: int) -> Uint32:
+        """What a CTA tells its peers in this launch."""
+        return Uint32(self.rank_address(c, 2 * self.world)) * Uint32(ALL) + Uint32(what)
+
+    @cute.jit
+    def fill_cache(self, c, first_step: Int32, steps: cutlass.Constexpr):
+        """Copies what the peers' CTAs of this number have staged of some positions into this rank's cache. After wait_for_logits.
 
         Staging of one launch parity is written again two launches later. The writer got there by the arrivals of the launch between,
         and this rank's are sent after this launch has ended. With a single parity it would be written in the next launch's first
@@ -272,12 +274,23 @@ class Ranks:
             )
             first_id += first * TILE_ROWS
             pieces = (columns * self.cache_bytes + PIECE - 1) // PIECE
-            items = pieces * (c.rows * self.num_steps)
+            items = pieces * (c.rows * steps)
             for start in cutlass.range(c.tid, items, self.threads * PIECES_AHEAD, unroll=1):
-                self.fill_pieces(c, start, items, pieces, first_id, columns, staged)
+                self.fill_pieces(c, start, items, pieces, first_id, columns, staged, first_step, steps)
 
     @cute.jit
-    def fill_pieces(self, c, start: Int32, items: Int32, pieces: Int32, first_id: Int32, columns: Int32, staged: Int64):
+    def fill_pieces(
+        self,
+        c,
+        start: Int32,
+        items: Int32,
+        pieces: Int32,
+        first_id: Int32,
+        columns: Int32,
+        staged: Int64,
+        first_step: Int32,
+        steps: cutlass.Constexpr,
+    ):
         """A few of the lane's 16-byte pieces of `columns` columns from a draft id on: all loads, then all stores."""
         found = []
         for n in cutlass.range_constexpr(PIECES_AHEAD):
@@ -285,7 +298,7 @@ class Ranks:
                 start + n * self.threads, items - 1
             )  # past the last one: that one again, with the same result
             pair, piece = item // pieces, item % pieces
-            row, step = pair // self.num_steps, pair % self.num_steps
+            row, step = pair // steps, first_step + pair % steps
             tile = step * c.shard_tiles + piece // self.cache_bytes
             at = (tile * self.rows + self.row_place(row)) * (TILE_ROWS * self.cache_bytes)
             words = ptx.ldg_once_b128(staged + Int64(at + piece % self.cache_bytes * PIECE))

@@ -56,11 +56,12 @@ def publish(c, sequence: Uint32, row: Int32, hi: Uint32, lo: Uint32, tag_bits: i
 class Gather:
     """How the records are shared out: `warps` warps read them, a lane one or two rows of one CTA at a time."""
 
-    def __init__(self, row_slots: int, ctas: int) -> None:
+    def __init__(self, row_slots: int, ctas: int, warps: int | None = None, ranks: int = 1, rank_ctas: int = 0) -> None:
+        self.ranks, self.rank_ctas = ranks, rank_ctas  # whose CTAs write the records
         self.rows = row_slots
         self.pair = min(row_slots, GATHER_GROUP)  # rows a lane reads at once
         self.lanes = row_slots // self.pair  # lanes that read one CTA's records
-        self.warps = row_slots
+        self.warps = row_slots if warps is None else warps
         self.ctas_per_load = 32 // self.lanes * self.warps
         self.loads = (ctas + self.ctas_per_load - 1) // self.ctas_per_load
 
@@ -94,9 +95,7 @@ def gather(
                 here = here & ((lo[j * g.pair + 1] & tag_mask) == tag)
             if not here:
                 address = record_address(c, sequence, cta, row, stride)
-                words = (
-                    ptx.ld_relaxed_gpu_x2(address) if cutlass.const_expr(g.pair == 2) else [ptx.ld_relaxed_gpu(address)]
-                )
+                words = load_records(address, g)
                 for p in cutlass.range_constexpr(g.pair):
                     hi[j * g.pair + p] = Uint32(words[p] >> Uint64(32))
                     lo[j * g.pair + p] = Uint32(words[p] & Uint64(0xFFFFFFFF))
@@ -113,7 +112,10 @@ def gather(
             if started == 0:
                 started = now
             if (c.timeout_ns > 0) & (now - started > c.timeout_ns) & (missing >= 0):
-                report_timeout(c, step, row, missing, stride)
+                if cutlass.const_expr(g.ranks > 1):
+                    report_missing(c, step, row, missing, g)
+                else:
+                    report_timeout(c, step, row, missing, stride)
     best = []
     for p in cutlass.range_constexpr(g.pair):
         best_hi, best_lo = hi[p], lo[p]
@@ -128,6 +130,26 @@ def gather(
                     best_hi, best_lo = keys.larger(other_hi, other_lo, best_hi, best_lo)
         best.append((best_hi, best_lo))
     return best
+
+
+def load_records(address: Int64, g: Gather) -> list[Uint64]:
+    """A lane's records of one CTA."""
+    if g.pair == 2:
+        return ptx.ld_relaxed_gpu_x2(address) if g.ranks == 1 else ptx.ld_relaxed_sys_x2(address)
+    return [ptx.ld_relaxed_gpu(address) if g.ranks == 1 else ptx.ld_relaxed_sys(address)]
+
+
+@cute.jit
+def report_missing(c, step: Int32, row: Int32, missing: Int32, g: cutlass.Constexpr) -> None:
+    """A wait for a CTA of some rank ran out: that rank is to blame, or within the own rank the CTA."""
+    beyond = (
+        missing - g.ranks * g.rank_ctas
+    )  # a test may wait for more records than there are: for a CTA of the own rank
+    source = ptx.select(beyond < 0, missing // g.rank_ctas, c.rank)
+    cta = ptx.select(beyond < 0, missing % g.rank_ctas, g.rank_ctas + beyond)
+    own = source == c.rank
+    code, peer = ptx.select(own, Int32(REPORT_GRID), Int32(REPORT_PEER)), ptx.select(own, cta, source)
+    report(c, c.claim, (code, c.rank, row, step, peer))
 
 
 @cute.jit

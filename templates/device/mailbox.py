@@ -1,20 +1,4 @@
-"""The exchange between ranks: words in symmetric memory, and how a warp waits for a row of them.
-
-A position's winner is agreed in two stages. Every CTA writes its record of a row into its rank's memory; one leader CTA a row reads these
-alone and writes the largest, the rank's record, into every rank's mailbox; all CTAs of all ranks wait for the `world` records of a row.
-
-    records[parity of the sequence number][row slot][CTA]       local, read by one warp: packed
-    mailbox[parity of the sequence number][row slot][rank]      symmetric_buffer.py, read by every CTA of the rank
-
-A record is exchange.py's: key and sequence tag in one 64-bit word. So the reasons given there hold here too: the word is whole to every
-reader (`.sys` between GPUs), a reader that sees the tag has the payload, and nothing else is handed over, so that no fence is needed.
-Two parities are enough: a rank's leader overwrites its record of exchange s in s + 2. It got there by all records of s + 1 of its rank's
-CTAs, each of which had read all ranks' records of s + 1 minus one, that is of s; and every other rank's record of s + 1, which its CTAs
-made only after each of them had read all records of s. Every row slot is written in every exchange of a build, and each build has its own
-mailbox and counter, so that a word is never older than s - 2: 2^tag_bits - 1 tags are more than the three that are needed.
-
-The mailbox does not say that logits have arrived: chain_ranks.py hands those over from CTA to CTA.
-"""
+"""Words in symmetric memory, and how a warp waits for a row of them (rank_exchange.py says who writes them)."""
 
 import cutlass
 import cutlass.cute as cute
@@ -115,14 +99,17 @@ def largest_record(c, w: cutlass.Constexpr, address: Int64, count: Int32, step: 
 
 @cute.jit
 def wait_for_counts(c, address: Int64, wanted: Uint32, peer: Int32, step: Int32):
-    """One warp waits until each lane's 32-bit count is `wanted`. On timeout a lane that waits reports its `peer`."""
+    """One warp waits until each lane's 32-bit count is `wanted` or beyond. On timeout a lane that waits reports its `peer`.
+
+    The loads acquire: a lane that returns sees what its peer released before it counted. Counts only rise, and may wrap.
+    """
     arrived = Int32(0)
     waiting = Int32(1)
     polls = Int32(0)
     started = Int64(0)
     while waiting != 0:
         if arrived == 0:
-            arrived = Int32(Uint32(ptx.ld_relaxed_sys(address)) == wanted)
+            arrived = Int32(Int32(Uint32(ptx.ld_acquire_sys(address)) - wanted) >= 0)
         waiting = Int32(1)
         if cute.arch.vote_all_sync(arrived != 0):
             waiting = Int32(0)

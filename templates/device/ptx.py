@@ -247,6 +247,20 @@ def ld_relaxed_sys(address: Int64, *, loc=None, ip=None) -> Uint64:
 
 
 @dsl_user_op
+def ld_relaxed_sys_x2(address: Int64, *, loc=None, ip=None) -> list[Uint64]:
+    """Two neighbouring 64-bit words; each is whole, the pair is not."""
+    out = llvm.StructType.get_literal([T.i64()] * 2)
+    x = _asm(out, [address], "ld.relaxed.sys.global.v2.b64 {$0, $1}, [$2];", "=l,=l,l", loc=loc, ip=ip)
+    return _unpack(x, 2, T.i64(), Uint64, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def ld_acquire_sys(address: Int64, *, loc=None, ip=None) -> Uint64:
+    """A load after which this thread sees what the writer, on any GPU, released before the word."""
+    return Uint64(_asm(T.i64(), [address], "ld.acquire.sys.global.b64 $0, [$1];", "=l,l", loc=loc, ip=ip))
+
+
+@dsl_user_op
 def ldg_once_b128(address: Int64, *, loc=None, ip=None) -> list[Uint32]:
     """Data that other GPUs write while the kernel runs, read once: not by the read-only path."""
     out = llvm.StructType.get_literal([T.i32()] * 4)

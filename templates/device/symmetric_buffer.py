@@ -2,7 +2,8 @@
 
     hello       [source rank] 8 bytes                                      builds that check ranks: what each rank is about to launch
     arrivals    [source rank][CTA] 8 bytes                                 how far that CTA's logits are staged here
-    mailboxes   [variant][parity][row slot] 256 bytes = [source rank] 8    one record a rank, row and position
+    mailboxes   [variant], of two ranks: [parity][source rank and CTA][row slot] 8                  one record a CTA, row and position
+                of more: [parity][row slot] 256 bytes = [source rank] 8                             one record a rank, row and position
     staging     [launch parity][source rank but the own][position][tile][row slot][16 entries]      logits for the cache
 
 Every rank's buffer has the same layout; `source rank` is the one that writes. All offsets and sizes are bytes. The buffer is zeroed once,
@@ -16,9 +17,11 @@ MOST_ROWS = 8
 TILE_ROWS = 16  # entries of a tile and row: a tile is what one warp finishes at once
 RECORD_BYTES = 8
 HELLO_BYTES = 256  # MOST_RANKS words, and the arrivals behind them start a line
-ROW_BYTES = 256  # of a mailbox: all SMs poll one row's records; 256 bytes apart, the polls of two rows do not queue up
+DIRECT_RANKS = (
+    2  # up to so many ranks, every CTA writes to every rank, and no rank's record is made (rank_exchange.py says why)
+)
+ROW_BYTES = 256  # of a mailbox of ranks' records: all SMs poll one row's records; 256 bytes apart, the polls of two rows do not queue up
 PARITIES = 2
-MAILBOX_BYTES = PARITIES * MOST_ROWS * ROW_BYTES
 ALIGNMENT = 256
 
 
@@ -28,6 +31,7 @@ class SymmetricLayout(NamedTuple):
     hello: int
     arrivals: int
     mailboxes: int
+    mailbox_bytes: int  # of one variant
     staging: int
     staging_bytes: int  # of one launch parity
     total: int
@@ -36,6 +40,13 @@ class SymmetricLayout(NamedTuple):
 def tiles_of(shard_width: int) -> int:
     """Tiles of a shard of that many columns."""
     return -(-shard_width // TILE_ROWS)
+
+
+def mailbox_size(world: int, ctas: int) -> int:
+    """Bytes of a mailbox. Where every CTA writes, a test may wait for one record more than there are."""
+    if world <= DIRECT_RANKS:
+        return PARITIES * (world * ctas + 1) * MOST_ROWS * RECORD_BYTES
+    return PARITIES * MOST_ROWS * ROW_BYTES
 
 
 def layout(
@@ -56,10 +67,13 @@ def layout(
     staging_bytes = -(-(world - 1) * source // ALIGNMENT) * ALIGNMENT
     arrivals = HELLO_BYTES
     mailboxes = arrivals + -(-world * ctas * RECORD_BYTES // ALIGNMENT) * ALIGNMENT
-    staging = mailboxes + variants * MAILBOX_BYTES
-    return SymmetricLayout(0, arrivals, mailboxes, staging, staging_bytes, staging + PARITIES * staging_bytes)
+    mailbox_bytes = -(-mailbox_size(world, ctas) // ALIGNMENT) * ALIGNMENT
+    staging = mailboxes + variants * mailbox_bytes
+    return SymmetricLayout(
+        0, arrivals, mailboxes, mailbox_bytes, staging, staging_bytes, staging + PARITIES * staging_bytes
+    )
 
 
 def mailbox_offset(found: SymmetricLayout, variant: int) -> int:
     """Where the mailbox of the variant with that number lies."""
-    return found.mailboxes + variant * MAILBOX_BYTES
+    return found.mailboxes + variant * found.mailbox_bytes

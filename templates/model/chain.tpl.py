@@ -18,7 +18,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_fake_stream
 
 from .._device import chain_agree, chain_head, chain_inputs, chain_ranks, chain_scores, chain_tiles, exchange, head_tiles
-from .._device import keys, mailbox, plan_line, ptx
+from .._device import keys, plan_line, ptx, rank_exchange
 from .._device.kernel_image import Description, LaunchShape, parameters
 from .._device.plan_line import PlanLine
 from . import config
@@ -92,7 +92,7 @@ Context = namedtuple("Context", CONTEXT.split())
 def records_words(line: PlanLine, world: int = 1) -> int:
     """64-bit words of the local exchange buffer of one build and rank."""
     if world > 1:
-        return mailbox.records_words(line.ctas, line.row_slots)
+        return rank_exchange.records_words(line, world)
     return exchange.records_words(line.ctas, exchange.record_stride(line.row_slots))
 
 
@@ -296,9 +296,9 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
                 self.agree_ranks(c, step, sequence)
             else:
                 self.agree(c, step, sequence)
-            cute.arch.sync_threads()  # the next embeddings are there; after the last position, the peers' logits
-        if cutlass.const_expr(self.world > 1 and self.draws):
-            self.fill_cache(c)
+            cute.arch.sync_threads()  # the next embeddings are there
+        if cutlass.const_expr(self.world > 1):
+            self.finish_ranks(c, Uint32(launches) * Uint32(NUM_STEPS) + Uint32(NUM_STEPS - 1))
         if (cta == 0) & (tid == 0):
             ptx.stg_b32(a.epoch, Uint32(launches + 1))  # every CTA has read it: each wrote a record of the last position
             if cutlass.const_expr(self.world > 1):

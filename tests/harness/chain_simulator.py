@@ -475,7 +475,7 @@ class Simulator:
                 for function in functions:
                     assert hasattr(module, function), f"{name}.{function} is gone"
                     setattr(module, function, getattr(self.machine, function))
-        parts = ("reduce_warp", "agree", "agree_ranks", "meet_ranks", "fill_cache", "fetch_embedding", "load_anchor")
+        parts = ("reduce_warp", "agree", "agree_ranks", "meet_ranks", "finish_ranks", "fetch_embedding", "load_anchor")
         assert all(hasattr(self.module.ChainKernel, part) for part in (*parts, "load_row_table"))
         changed: dict[str, Any] = dict.fromkeys(parts, lambda self, *arguments: None)
         changed |= {"fetch_first_inputs": self._by_all_lanes(), "load_row_table": self._keep_context()}

@@ -152,7 +152,8 @@ class Ranks:
         for rank in range(self.world):
             for cta in range(self.ctas):
                 for tid in range(self.kernel.threads):
-                    self.kernel.fill_cache(self.context(rank, cta, tid))
+                    self.kernel.fill_cache(self.context(rank, cta, tid), 0, STEPS - 1)
+                    self.kernel.fill_cache(self.context(rank, cta, tid), STEPS - 1, 1)
 
     def cached(self, rank: int) -> dict[tuple[int, int, int], Entry]:
         """What lies in a rank's cache, by row, position and column."""
