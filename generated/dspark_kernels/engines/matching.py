@@ -9,6 +9,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 DRAFT_SALT = 1 << 30  # what engines add to the position of a draft's noise
+DTYPES = ("bf16", "fp32")  # of logits, that kernels take
+CHAIN_RANKS = 32  # the chain takes Markov ranks that are multiples
 
 
 class Transform(NamedTuple):
@@ -43,6 +45,9 @@ class Match(NamedTuple):
 
 def find_model(facts: DraftFacts) -> Match:
     """The first generated model that serves a draft; else the nearest one's differences and the spec to write."""
+    for what, dtype in (("base logits", facts.base_dtype), ("logits cache", facts.cache_dtype)):
+        if dtype not in (*DTYPES, None):
+            return Match(None, f"{what}: expected {' or '.join(DTYPES)}, got {dtype}")
     nearest: tuple[int, str, list[str]] | None = None
     for name, config in _configs():
         found = differences(config, facts)
@@ -113,6 +118,8 @@ def _show(value: Any) -> str:
 
 def spec_text(facts: DraftFacts) -> str:
     """A spec for a draft, ready for specs/my_draft.toml."""
+    # Noise drawn ahead is fp32 and for a cache; the chain is built on it.
+    ahead = facts.cache_dtype is not None and facts.noise_scheme == "murmur3_32" and facts.rank_dim % CHAIN_RANKS == 0
     tables: dict[str, dict[str, Any]] = {
         "model": {"name": "my_draft", "title": "My draft"},
         "vocabulary": {"target": facts.vocabulary},
@@ -131,7 +138,7 @@ def spec_text(facts: DraftFacts) -> str:
         "logits.transform": {"placement": facts.transform.placement},
         "noise": {"scheme": facts.noise_scheme, "draft_salt": DRAFT_SALT, "step_mix": True},
         "parallel": {"tp": [1], "exchange": "mailbox"},
-        "emit": {"kernels": ["noise", "chain", "fused"], "archs": ["sm_90a", "sm_100a"]},
+        "emit": {"kernels": ["noise", "chain", "fused"] if ahead else ["fused"], "archs": ["sm_90a", "sm_100a"]},
         "provenance": {"source": "the engine's draft model"},
     }
     if facts.draft_vocabulary != facts.vocabulary:
