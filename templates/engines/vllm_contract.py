@@ -127,7 +127,6 @@ DRAFTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 ATTRIBUTES: Mapping[tuple[str, str], tuple[str, ...]] = {
     (_BASE, "DraftModelSpeculator"): (
         "acceptance_estimator",
-        "device",
         "draft_logits",
         "draft_tokens",
         "draft_watermarker",

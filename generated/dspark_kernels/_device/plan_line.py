@@ -36,6 +36,7 @@ class PlanLine(NamedTuple):
 
 TILE_ROWS = 16  # vocabulary rows of a tile: the 16 rows of two groups of m16n8k16 (head_tiles.py)
 CHUNK_DIMS = 32  # rank dimensions of a chunk: 64 bytes of a head row
+CHUNK_BYTES = 64  # of a row: 32 rank dimensions
 BANK_SHIFT = 64  # bytes between the two halves of a tile in shared memory
 MBARRIER_BYTES = 8
 KEY_BYTES = 8
@@ -112,7 +113,7 @@ def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int
     sizes = (
         slots * slot_bytes(rank_dim),
         2 * CHUNK_DIMS * chunks_of(rank_dim) * line.row_slots,
-        line.warps * x.register_tiles * parked_chunks * TILE_ROWS * 64,
+        line.warps * x.register_tiles * parked_chunks * TILE_ROWS * CHUNK_BYTES,
         line.row_slots * RED_WARPS * KEY_BYTES,
         line.row_slots * gathering_warps(line) * KEY_BYTES,
         line.row_slots * num_steps * ROW_TABLE_BYTES,
@@ -162,7 +163,18 @@ def emulated(line: PlanLine, world: int, shard_width: int, vocab_size: int, rank
     if line.tp != 1 or not 1 < world <= line.ctas:
         raise ValueError(f"expected a TP 1 line and 2 to {line.ctas} ranks, got TP {line.tp} and {world} ranks")
     line = line._replace(tp=world, ctas=line.ctas // world)
+    line = line._replace(bf16=_with_spare(line, line.bf16, rank_dim), fp32=_with_spare(line, line.fp32, rank_dim))
     return for_shard(line, shard_width, vocab_size, rank_dim, num_steps)
+
+
+def _with_spare(line: PlanLine, x: Residency, rank_dim: int) -> Residency:
+    """A residency with one chunk less of each register tile in registers, which the addresses of the CTA's own rank take, and resident tiles
+    streamed in exchange for its place in shared memory. Where nothing is streamed there are registers to spare."""
+    parked = line.warps * x.register_tiles * TILE_ROWS * CHUNK_BYTES
+    tiles = -(-parked // slot_bytes(rank_dim))
+    if not x.ring or x.register_chunks < 2 or x.resident < tiles:
+        return x
+    return x._replace(register_chunks=x.register_chunks - 1, resident=x.resident - tiles)
 
 
 def overlapping(line: PlanLine, rank_dim: int, num_steps: int, smem_limit: int) -> PlanLine:
