@@ -1,0 +1,252 @@
+"""The chain kernel's candidates and the cache columns that nothing drafts, run as they stand on numbers in place of DSL values."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import struct
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.harness.chain_simulator import LANES, _cutlass, _Uint32
+
+DEVICE = Path(__file__).parents[2] / "templates" / "device"
+NAME = "chain_scores_on_numbers"
+CACHE, DRAFT_IDS, TARGET_IDS = 1 << 40, 1 << 42, 1 << 44
+ID_BITS = 20
+SIZES = {2: "bf16", 4: "fp32"}
+
+
+def _bits(value: float) -> int:
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+class _Memory(ModuleType):
+    """What stands for ptx.py: two tables of ids to read, and the cache, whose stores are counted by byte."""
+
+    def __init__(self) -> None:
+        super().__init__("ptx")
+        self.target_ids: list[int] = []
+        self.draft_ids: list[int] = []
+        self.rows: dict[int, list[int]] = {}
+        self.stored: Counter[int] = Counter()
+        self.bytes: dict[int, int] = {}
+        self.float_of = lambda bits: struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0]
+        self.bits_of = lambda value: _Uint32(0x7FFFFFFF if math.isnan(value) else _bits(value))
+        self.add_rn = lambda a, b: struct.unpack("<f", struct.pack("<f", a + b))[0]
+        self.div_full = lambda a, b: a / b if b else math.nan
+        self.select = lambda condition, a, b: a if condition else b
+
+    def ldg_b32(self, address: int) -> int:
+        return _Uint32(self.target_ids[(address - TARGET_IDS) // 4])
+
+    def ldg_b128(self, address: int) -> list[int]:
+        first = (address - DRAFT_IDS) // 4
+        return [_Uint32(x) for x in self.draft_ids[first : first + 4]]
+
+    def _store(self, address: int, data: bytes) -> None:
+        for place, byte in enumerate(data):
+            self.stored[address + place] += 1
+            self.bytes[address + place] = byte
+
+    def stg_u16_if(self, mine: bool, address: int, word: int) -> None:
+        if mine:
+            assert address % 2 == 0
+            self._store(address, struct.pack("<H", word & 0xFFFF))
+
+    def stg_words_if(self, mine: bool, address: int, words: list[int]) -> None:
+        if mine:
+            assert address % (4 * len(words)) == 0, "a store that is not aligned"
+            self._store(address, struct.pack(f"<{len(words)}I", *words))
+
+
+@pytest.fixture(scope="module")
+def scores() -> Iterator[ModuleType]:
+    """chain_scores.py over the stand-ins; `scores.memory` is the ptx one."""
+    memory = _Memory()
+    mine = _cutlass({"tid": 0, "cta": 0, "ctas": 1})
+    package = ModuleType(NAME)
+    package.__path__ = [str(DEVICE)]  # type: ignore[attr-defined]
+    package.ptx, package.score_ops = memory, ModuleType("score_ops")  # type: ignore[attr-defined]
+    mine |= {NAME: package, f"{NAME}.ptx": memory, f"{NAME}.score_ops": package.score_ops}  # type: ignore[attr-defined]
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "cutlass"}
+    for name in before:
+        del sys.modules[name]
+    sys.modules.update(mine)
+    try:
+        module = importlib.import_module(f"{NAME}.chain_scores")
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] in ("cutlass", NAME)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+    module.memory = memory  # type: ignore[attr-defined]
+    yield module
+
+
+def _kernel(scores: ModuleType, **values: Any) -> Any:
+    """A kernel of which only the scores exist: `entries`, `cache_bytes`, rows of the cache, and the vocabulary."""
+    given = {
+        "base_bytes": 2, "cache_bytes": 2, "vocab_size": 1000, "drawn": 1000, "limit": 1000, "d2t": False, "draws": True,
+        "entries": 1, "partial": True, "rows": 1, "warps": 12, "ctas": 4,
+    } | values  # fmt: skip
+    kernel = scores.Scores.__new__(scores.Scores)
+    kernel.__dict__.update({name: given[name] for name in ("base_bytes", "cache_bytes", "vocab_size", "draws")})
+    kernel.__dict__.update(entries=given["entries"], rows=given["rows"], id_bits=ID_BITS)
+    kernel.line = SimpleNamespace(partial=given["partial"], warps=given["warps"], ctas=given["ctas"])
+    config = SimpleNamespace(
+        DRAWN_COLUMNS=given["drawn"], SAMPLING_LIMIT=given["limit"], D2T=given["d2t"], MULTIPLIER=1.0, SOFT_CAP=None,
+        INVERSE_SOFT_CAP=None, BASE_CAPPED=False, TRANSFORM="none",
+    )  # fmt: skip
+    scores.Scores.__init__(kernel, config)
+    kernel.row_state = lambda c, row, step: scores.memory.rows[row]
+    scores.memory.stored.clear()
+    scores.memory.bytes.clear()
+    return kernel
+
+
+def _context(**values: Any) -> Any:
+    plain = {"cta": 0, "warp": 0, "lane": 0, "rows": 1, "first_token": 0, "span": 1 << 20, "cache_vector": 1}
+    return SimpleNamespace(**plain | {"target_ids": TARGET_IDS, "draft_ids": DRAFT_IDS} | values)
+
+
+# Columns that nothing drafts
+
+
+def _fill(scores: ModuleType, kernel: Any, rows: list[bool], *, vector: bool, pitch: int) -> dict[int, Counter[int]]:
+    """Run fill_rest by every thread; how often each column of each row got -inf."""
+    memory, size = scores.memory, kernel.cache_bytes
+    for row, written in enumerate(rows):
+        # The table's address is that of the column where a CTA's first logit goes.
+        address = CACHE + (row * pitch + kernel.cache_column(_context(first_token=16))) * size
+        memory.rows[row] = [address & 0xFFFFFFFF, address >> 32, 0, int(written)]
+    for cta in range(kernel.line.ctas):
+        for warp in range(kernel.line.warps):
+            for lane in range(LANES):
+                kernel.fill_rest(
+                    _context(cta=cta, warp=warp, lane=lane, rows=len(rows), first_token=16, cache_vector=vector), 0
+                )
+    found: dict[int, Counter[int]] = {row: Counter() for row in range(len(rows))}
+    assert all(count == 1 for count in memory.stored.values()), "a byte was stored twice"
+    for address in sorted(memory.stored):
+        row, column = divmod((address - CACHE) // size, pitch)
+        found[row][column] += 1
+    pattern = struct.pack("<f", -math.inf)[4 - size :]
+    for place, byte in memory.bytes.items():
+        assert byte == pattern[(place - CACHE) % size]
+    assert all(count == size for counts in found.values() for count in counts.values()), "a part of an entry was stored"
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_exactly_the_columns_that_nothing_drafts_are_filled(scores: ModuleType, data: st.DataObject) -> None:
+    vocab = data.draw(st.integers(2, 90))
+    targets = data.draw(st.lists(st.integers(0, vocab - 1), unique=True, min_size=1, max_size=vocab))
+    limit = data.draw(st.integers(1, vocab))
+    slots = data.draw(st.sampled_from([1, 2, 4, 8]))
+    size = data.draw(st.sampled_from([2, 4]))
+    rows = data.draw(st.lists(st.booleans(), min_size=1, max_size=slots))
+    vector = data.draw(st.booleans())
+    kernel = _kernel(
+        scores, vocab_size=vocab, drawn=len(targets), limit=limit, d2t=True, cache_bytes=size, rows=slots, ctas=2
+    )
+    drafted = {target for target in targets if target < limit}
+    padded = -(-vocab // 8) * 8
+    scores.memory.draft_ids = [0 if column in drafted or column >= vocab else -1 for column in range(padded)]
+    pitch = -(-vocab // 8) * 8 if vector else vocab + 1
+    found = _fill(scores, kernel, rows, vector=vector, pitch=pitch)
+    for row, written in enumerate(rows):
+        assert set(found[row]) == (set(range(vocab)) - drafted if written else set())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_columns_from_the_sampling_limit_on_are_filled(scores: ModuleType, data: st.DataObject) -> None:
+    vocab = data.draw(st.integers(2, 300))
+    drawn = data.draw(st.integers(1, vocab))
+    size = data.draw(st.sampled_from([2, 4]))
+    kernel = _kernel(scores, vocab_size=vocab, drawn=drawn, limit=drawn, cache_bytes=size, rows=2, ctas=1)
+    found = _fill(scores, kernel, [True, False], vector=False, pitch=vocab + 3)
+    assert set(found[0]) == set(range(drawn, vocab)) and not found[1]
+
+
+# Candidates
+
+
+def _winner(scores: ModuleType, key: tuple[int, int]) -> int | None:
+    """The id of a key; None for no candidate."""
+    return None if key[0] == 0 else (1 << ID_BITS) - 1 - (key[1] >> (32 - ID_BITS))
+
+
+def _best(values: dict[int, float]) -> int | None:
+    """The lowest id of a NaN, else of the maximum."""
+    nan = [token for token, value in values.items() if math.isnan(value)]
+    if nan or not values:
+        return min(nan, default=None)
+    return min(token for token, value in values.items() if value == max(values.values()))
+
+
+logits = st.one_of(
+    st.sampled_from([0.0, -0.0, 1.0, -math.inf, math.inf, math.nan]), st.integers(-64, 64).map(lambda n: n / 8)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(logits, min_size=2, max_size=2), st.permutations([3, 900]), st.integers(0, 3), st.sampled_from([900, 1000])
+)
+def test_a_mapped_entry_competes_by_its_target_id(
+    scores: ModuleType, values: list[float], targets: list[int], span: int, limit: int
+) -> None:
+    kernel = _kernel(scores, d2t=True, entries=2, limit=limit)
+    scores.memory.target_ids = targets
+    words = [(_bits(values[0]) >> 16) | (_bits(values[1]) & 0xFFFF0000)]
+    state = [CACHE & 0xFFFFFFFF, CACHE >> 32, _bits(0.0), 1]
+    context = _context(span=max(span, 1))
+    key = kernel.finish_targets(context, span > 0, 0, state, [0.0, 0.0], values, words)
+    there = {targets[e]: values[e] for e in range(2) if e < span and targets[e] < limit}
+    assert _winner(scores, key) == _best(there)
+    assert {(address - CACHE) // 2 for address in scores.memory.stored} == set(there)
+    for e in range(2):
+        if targets[e] in there:
+            at = CACHE + 2 * targets[e]
+            assert bytes(scores.memory.bytes[at + i] for i in range(2)) == struct.pack("<f", values[e])[2:]
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_padding_row_is_drawn_and_not_cached(scores: ModuleType, written: int) -> None:
+    kernel = _kernel(scores, d2t=True)
+    scores.memory.target_ids = [7]
+    state = [CACHE & 0xFFFFFFFF, CACHE >> 32, _bits(0.0), written]
+    key = kernel.finish_targets(_context(), True, 0, state, [0.0], [1.0], [_bits(1.0) >> 16])
+    assert _winner(scores, key) == 7
+    assert len(scores.memory.stored) == 2 * written
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(logits, min_size=2, max_size=2), st.integers(0, 3), st.booleans())
+def test_columns_compete_by_draft_id_where_drafts_are_greedy(
+    scores: ModuleType, values: list[float], span: int, mapped: bool
+) -> None:
+    """The lowest draft id of equals, whatever it is mapped to afterwards; none at or above the limit."""
+    kernel = _kernel(scores, d2t=mapped, draws=False, cache_bytes=0, entries=2, limit=900)
+    scores.memory.target_ids = [950, 8]
+    key = kernel.best_column(_context(span=max(span, 1)), span > 0, 0, values)
+    there = {e: values[e] for e in range(2) if e < span and not (mapped and scores.memory.target_ids[e] >= 900)}
+    assert _winner(scores, key) == _best(there)
+    if key[0]:
+        token = kernel.token_of(_context(), key[1])
+        assert token == (scores.memory.target_ids[_best(there)] if mapped else _best(there))  # type: ignore[index]
+
+
+def test_temperature_zero_takes_the_logit_alone(scores: ModuleType) -> None:
+    kernel = _kernel(scores)
+    assert kernel.score(3.0, 5.0, 0.0) == 3.0
+    assert kernel.score(3.0, 5.0, 2.0) == 6.5
