@@ -53,3 +53,10 @@ def test_the_tool_works_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     made = (tmp_path / "mine" / "dspark_kernels" / "deepseek_v41" / "config.py").read_text()
     assert made == (ROOT / "generated" / "dspark_kernels" / "deepseek_v41" / "config.py").read_text()
+
+
+def test_the_wheel_announces_the_vllm_plugin(installed: Path) -> None:
+    (points,) = installed.glob("*.dist-info/entry_points.txt")
+    lines = points.read_text().splitlines()
+    at = lines.index("[vllm.general_plugins]")
+    assert lines[at + 1] == "dspark_kernels = dspark_kernels.engines.vllm:register"
