@@ -133,12 +133,12 @@ def test_case_31_each_replay_of_a_graph_uses_its_own_records(
             assert reason is None, f"replay {turn}, rank {rank}: {reason}"
 
 
-@pytest.mark.parametrize("phase", ["lone", "grid"])
-def test_case_33_a_wait_for_what_never_comes_ends_with_its_place(cuda: Any, phase: str) -> None:
+@pytest.mark.parametrize(("phase", "world"), [("lone", 2), ("lone", 4), ("grid", 2), ("grid", 4)])
+def test_case_33_a_wait_for_what_never_comes_ends_with_its_place(cuda: Any, phase: str, world: int) -> None:
     """A rank whose peers never launch, and a CTA that does not exist: the error names what was waited for, in time."""
     from tests.harness import ranks
 
-    arguments = ["--emulated", "--world", "2", "--timeout-ms", str(TIMEOUT_MS), "--phases", phase]
+    arguments = ["--emulated", "--world", str(world), "--timeout-ms", str(TIMEOUT_MS), "--phases", phase]
     task, phases, seconds, _ = ranks.parse(arguments)
     summary = ranks.run_phases(task, phases, seconds=seconds)
     assert summary["passed"], json.dumps(summary)
