@@ -143,8 +143,9 @@ def from_json(entry: Mapping[str, Any], cubin: bytes) -> KernelImage:
     found = sha256(cubin)
     if found != entry["cubin"]["sha256"]:
         raise ValueError(f"{entry['cubin']['file']}: expected SHA-256 {entry['cubin']['sha256']}, got {found}")
+    across, down, deep = (tuple(size) if isinstance(size, list) else size for size in entry["grid"])
     shape = LaunchShape(
-        tuple(tuple(size) if isinstance(size, list) else size for size in entry["grid"]),
+        (across, down, deep),
         entry["block"],
         entry["shared"],
         entry["cooperative"],
