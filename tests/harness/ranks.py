@@ -42,6 +42,7 @@ MODULE = "tests.harness.ranks"
 SEED = 29
 COLLECTIVE_SECONDS = 120  # a rank that is gone ends the others' collectives
 SHARE_OF_SHARDS = 10  # one in so many further batches has its head and base logits in shards
+FEW_REQS = 2  # request states of the samplers that fail: few builds to compile
 PARTS = 4  # processes of a rank among which the batches are shared out
 PHASE_SECONDS = 300.0
 PREPARE_SECONDS = 300.0
@@ -174,10 +175,10 @@ class Run:
         return RankSubject.of(exact, self.place.group)
 
     def sampler(self, **options: Any) -> tuple[Any, Subject]:
-        """A compiled sampler of this rank for the first dtypes, and what it runs on."""
+        """A compiled sampler of this rank for few rows of the first dtypes, and what it runs on."""
         subject = self.exact(*self.pairs()[0])
-        fixed = {"max_reqs": checks.MAX_REQS, "cache_dtype": checks.DTYPES[subject.cache]}
-        fixed |= {"group": self.place.group, "timeout_ms": self.task.timeout_ms}
+        fixed: dict[str, Any] = {"max_reqs": FEW_REQS, "group": self.place.group, "timeout_ms": self.task.timeout_ms}
+        fixed |= {"cache_dtype": checks.DTYPES[subject.cache]}
         return self.launch.ChainSampler(*subject.weights, **(fixed | options)), subject
 
     def warm(self, sampler: Any, subject: Subject) -> None:
@@ -188,7 +189,7 @@ class Run:
 
     def sample(self, sampler: Any, subject: Subject, rows: int = 1, **options: Any) -> None:
         """One call, waited for."""
-        case = checks.make_case(subject, rows, seed=SEED)
+        case = checks.make_case(subject, rows, seed=SEED, max_reqs=FEW_REQS)
         sampler.sample(*case.call_arguments, **({"query_per_row": case.query_per_row} | options))
         sampler.synchronize()
 
@@ -222,9 +223,9 @@ class Run:
                 {},
                 "no pointer",
             ),
-            "max_reqs": (None, {"max_reqs": 7} if mine else {}, "max_reqs: expected the same on every rank"),
+            "max_reqs": (None, {"max_reqs": 1} if mine else {}, "max_reqs: expected the same on every rank"),
         }
-        options = {"max_reqs": 5, "cache_dtype": checks.DTYPES[subject.cache], "group": self.place.group}
+        options = {"max_reqs": FEW_REQS, "cache_dtype": checks.DTYPES[subject.cache], "group": self.place.group}
         found: dict[str, Any] = {}
         for name, (patch, changes, expected) in failing.items():
             changed = dict(options) | changes
@@ -365,10 +366,10 @@ class Run:
             return memory.emulate_buffers(self.task.world, size, device)
 
         with mock.patch.object(memory, "share_buffer", buffers):
-            chosen = options(checks.MAX_REQS, checks.DTYPES[subject.cache], timeout_ms=self.task.timeout_ms)
+            chosen = options(FEW_REQS, checks.DTYPES[subject.cache], timeout_ms=self.task.timeout_ms)
             sampler._set_up(group, share, *subject.weights, None, chosen)
         yield
-        case = checks.make_case(subject, 1, seed=SEED)
+        case = checks.make_case(subject, 1, seed=SEED, max_reqs=FEW_REQS)
         sampler.draw_noise(case.idx_mapping, case.sample_pos, case.temperature, case.seeds, 1)
         torch.cuda.synchronize()  # compiled: what follows is the wait alone
         return self.expect_timeout(lambda: self.sample(sampler, subject), 0, None)

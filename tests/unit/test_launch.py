@@ -163,6 +163,18 @@ def test_batches_are_declined_by_shape_and_dtype_only(sampler: chain_launcher.Ch
     assert "bf16 or fp32 [2, 3, >= 40]" in (sampler.why_not_call(2, torch.zeros((2, N, V), dtype=torch.float16)) or "")
 
 
+def test_no_build_is_larger_than_a_call_can_be(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain_setup, "device_type", lambda tensor: "cuda")
+    for most, slots in ((1, [1]), (2, [1, 4]), (4, [1, 4]), (5, [1, 4, 8])):
+        sampler = make_chain(gpu)(**(weights() | {"max_reqs": most}))
+        gpu.compiled.clear()
+        sampler.compile()
+        assert [build[0] for build in gpu.compiled if build[1] == "bf16"] == slots and sampler.max_rows == most
+    gpu.compiled.clear()
+    make_chain(gpu, MAX_ROWS=4)(**weights()).compile()
+    assert {build[0] for build in gpu.compiled} == {1, 4}
+
+
 def test_plans_limit_the_rows(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = make_chain(gpu, PLANS=real_lines(4) | {("h200", 2, 8): real_lines(8)["h200", 1, 8]})
     monkeypatch.setattr(kind, "why_not", classmethod(lambda cls, *a, **k: None))

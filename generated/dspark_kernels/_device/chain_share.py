@@ -128,8 +128,11 @@ def rank_head(config: ModuleType, head_weight: torch.Tensor, share: Share) -> to
 def lines_of(
     config: ModuleType, facts: host.DeviceFacts, share: Share, options: Options
 ) -> dict[int, plan_line.PlanLine]:
-    """The plan lines that a share's launches take, by row slots, ascending. Ask ``why_no_place`` first."""
+    """The plan lines that a share's launches take, by row slots, ascending: none beyond the most rows that a call can have.
+    Ask ``why_no_place`` first."""
     lines = _shard_lines(config, facts, share, options.device_name)
+    most = host.row_slots_for(lines, min(config.MAX_ROWS, options.max_reqs))
+    lines = {slots: line for slots, line in lines.items() if most is None or slots <= most}
     if not options.pdl:
         return lines
     shape = (config.RANK_DIM, config.NUM_STEPS, facts.smem_per_block)

@@ -40,7 +40,10 @@ CHUNK_BYTES = 64  # of a row: 32 rank dimensions
 BANK_SHIFT = 64  # bytes between the two halves of a tile in shared memory
 MBARRIER_BYTES = 8
 KEY_BYTES = 8
-RANK_GATHER_WARPS = 8  # that read the records of several ranks
+RANK_GATHER_WARPS = (
+    4  # read the records of several ranks at least: at two ranks and one row, 8 took 0.15 us a position more
+)
+EMULATED_SPARE_CHUNKS = 2  # of a register tile, that the addresses of a CTA's own rank take where one GPU plays several
 RED_WARPS = 16  # keys per row in the block reduction, one a warp
 ROW_TABLE_BYTES = 16
 NOISE_BYTES = 4  # fp32
@@ -93,7 +96,7 @@ def slot_count(line: PlanLine, base_bytes: int) -> int:
 
 def gathering_warps(line: PlanLine) -> int:
     """Warps that read the records of a position."""
-    return RANK_GATHER_WARPS if line.tp > 1 else line.row_slots
+    return max(RANK_GATHER_WARPS, line.row_slots) if line.tp > 1 else line.row_slots
 
 
 def most_items(line: PlanLine, base_bytes: int) -> int:
@@ -168,13 +171,15 @@ def emulated(line: PlanLine, world: int, shard_width: int, vocab_size: int, rank
 
 
 def _with_spare(line: PlanLine, x: Residency, rank_dim: int) -> Residency:
-    """A residency with one chunk less of each register tile in registers, which the addresses of the CTA's own rank take, and resident tiles
-    streamed in exchange for its place in shared memory. Where nothing is streamed there are registers to spare."""
-    parked = line.warps * x.register_tiles * TILE_ROWS * CHUNK_BYTES
-    tiles = -(-parked // slot_bytes(rank_dim))
-    if not x.ring or x.register_chunks < 2 or x.resident < tiles:
+    """A residency with fewer chunks of each register tile in registers, which the addresses of the CTA's own rank take, and more tiles streamed,
+    through a smaller ring if need be, in exchange for their place in shared memory. Where nothing is streamed there are registers to spare."""
+    parked = EMULATED_SPARE_CHUNKS * line.warps * x.register_tiles * TILE_ROWS * CHUNK_BYTES
+    slots = -(-parked // slot_bytes(rank_dim))
+    ring = x.ring - max(slots - x.resident, 0)
+    if not x.ring or x.register_chunks <= EMULATED_SPARE_CHUNKS or ring < 1:
         return x
-    return x._replace(register_chunks=x.register_chunks - 1, resident=x.resident - tiles)
+    chunks = x.register_chunks - EMULATED_SPARE_CHUNKS
+    return x._replace(register_chunks=chunks, resident=max(x.resident - slots, 0), ring=ring)
 
 
 def overlapping(line: PlanLine, rank_dim: int, num_steps: int, smem_limit: int) -> PlanLine:
