@@ -151,8 +151,14 @@ def sampling(sampler: Any, cases: Sequence[Any]) -> Calls:
 
 def launches(sampler: Any, cases: Sequence[Any]) -> Calls:
     """The chain's launch alone, on the noise that the last whole call left in the sampler's buffer."""
-    prepared = [sampler.prepare(case.rows, *case.call_arguments, case.query_per_row) for case in cases]
-    return [partial(sampler.launch, variant, arguments) for variant, arguments in prepared]
+
+    def launch(case: Any, variant: Any, arguments: Any) -> None:
+        # Arguments are addresses: the call keeps the case whose tensors they point to.
+        sampler.launch(variant, arguments)
+
+    return [
+        partial(launch, case, *sampler.prepare(case.rows, *case.call_arguments, case.query_per_row)) for case in cases
+    ]
 
 
 class OneGpu:
