@@ -181,16 +181,22 @@ class Run:
         fixed |= {"cache_dtype": checks.DTYPES[subject.cache]}
         return self.launch.ChainSampler(*subject.weights, **(fixed | options)), subject
 
-    def warm(self, sampler: Any, subject: Subject) -> None:
-        """A good launch of every build and one call, so that what follows is the wait alone."""
+    def warm(self, sampler: Any, case: Case) -> None:
+        """A good launch of every build and one call, after which all ranks start level: what follows is the wait alone."""
         sampler.warmup()
-        self.sample(sampler, subject)
+        torch.cuda.synchronize()
+        self.place.meet()
+        self.call(sampler, case)
         self.place.meet()
 
-    def sample(self, sampler: Any, subject: Subject, rows: int = 1, **options: Any) -> None:
+    def few(self, subject: Subject, rows: int = 1) -> Case:
+        """Inputs for a sampler of few request states."""
+        return checks.make_case(subject, rows, seed=SEED, max_reqs=FEW_REQS)
+
+    def call(self, sampler: Any, case: Case, query_per_row: int | None = None) -> None:
         """One call, waited for."""
-        case = checks.make_case(subject, rows, seed=SEED, max_reqs=FEW_REQS)
-        sampler.sample(*case.call_arguments, **({"query_per_row": case.query_per_row} | options))
+        distance = case.query_per_row if query_per_row is None else query_per_row
+        sampler.sample(*case.call_arguments, query_per_row=distance)
         sampler.synchronize()
 
     # ---- phases that end well
@@ -290,22 +296,24 @@ class Run:
     def late(self) -> Phase:
         """The last rank launches too late: every rank ends with the error, none hangs."""
         sampler, subject = self.sampler()
+        case = self.few(subject)
         yield
-        self.warm(sampler, subject)
+        self.warm(sampler, case)
         if self.place.last:
             time.sleep(LATE_FACTOR * self.task.timeout_ms / 1000)
         # The late rank finds the records of position 0 that the others left before they gave up, and waits for later ones.
         place = (None, None) if self.place.last else (0, self.place.world - 1)
-        return self.expect_timeout(lambda: self.sample(sampler, subject), *place)
+        return self.expect_timeout(lambda: self.call(sampler, case), *place)
 
     def killed(self) -> Phase:
         """The last rank dies between two launches."""
         sampler, subject = self.sampler()
+        case = self.few(subject)
         yield
-        self.warm(sampler, subject)
+        self.warm(sampler, case)
         if self.place.last:
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.expect_timeout(lambda: self.sample(sampler, subject), 0, self.place.world - 1)
+        return self.expect_timeout(lambda: self.call(sampler, case), 0, self.place.world - 1)
 
     def expect_timeout(self, act: Callable[[], None], position: int | None, peer: int | None) -> dict[str, Any]:
         """The error that names this rank, the row, the position, and the rank that did not come; within the bound.
@@ -327,18 +335,19 @@ class Run:
     def differ_rows(self) -> Phase:
         """A debugging build finds that the ranks launch for different row counts."""
         sampler, subject = self.sampler(check_ranks=True)
+        one, two = self.few(subject, 1), self.few(subject, 2)
         yield
-        self.warm(sampler, subject)
-        rows = 2 if self.place.last else 1
-        return self.expect_difference("rows", lambda: self.sample(sampler, subject, rows=rows))
+        self.warm(sampler, one)
+        return self.expect_difference("rows", lambda: self.call(sampler, two if self.place.last else one))
 
     def differ_shape(self) -> Phase:
         """A debugging build finds that the ranks' batches have different shapes."""
         sampler, subject = self.sampler(check_ranks=True)
+        case = self.few(subject)
         yield
-        self.warm(sampler, subject)
-        distance = self.product.config.NUM_STEPS - self.place.last
-        return self.expect_difference("batch shape", lambda: self.sample(sampler, subject, query_per_row=distance))
+        self.warm(sampler, case)
+        distance = case.query_per_row - self.place.last
+        return self.expect_difference("batch shape", lambda: self.call(sampler, case, distance))
 
     def expect_difference(self, what: str, act: Callable[[], None]) -> dict[str, Any]:
         """The error that names the difference on the ranks that find it; a peer of theirs may run into its timeout."""
@@ -369,10 +378,10 @@ class Run:
             chosen = options(FEW_REQS, checks.DTYPES[subject.cache], timeout_ms=self.task.timeout_ms)
             sampler._set_up(group, share, *subject.weights, None, chosen)
         yield
-        case = checks.make_case(subject, 1, seed=SEED, max_reqs=FEW_REQS)
+        case = self.few(subject)
         sampler.draw_noise(case.idx_mapping, case.sample_pos, case.temperature, case.seeds, 1)
         torch.cuda.synchronize()  # compiled: what follows is the wait alone
-        return self.expect_timeout(lambda: self.sample(sampler, subject), 0, None)
+        return self.expect_timeout(lambda: self.call(sampler, case), 0, None)
 
     def grid(self) -> Phase:
         """A launch that waits for a CTA too many."""
