@@ -180,7 +180,7 @@ class Ranks(rank_exchange.RankExchange):
 
     @cute.jit
     def agree_ranks(self, c, step: Int32, sequence: Uint32):
-        """Agreement.agree for several ranks; the last position's winners are only taken by finish_ranks. All warps."""
+        """Agreement.agree for several ranks, and the barrier behind it; the last position's winners are only taken by finish_ranks. All warps."""
         if cutlass.const_expr(self.draws):
             if c.warp == self.last_warp:  # it has time while the others exchange records
                 if step + 2 == self.num_steps:
@@ -191,18 +191,23 @@ class Ranks(rank_exchange.RankExchange):
             self.publish_records(c, step, sequence)
         if step + 1 < self.num_steps:
             self.collect_records(c, step, sequence)
+            cute.arch.sync_threads()  # the next embeddings are there
 
     @cute.jit
     def finish_ranks(self, c, sequence: Uint32):
-        """After the last position: the cache takes the peers' logits, the last position's last, and CTA 0 reports the last tokens."""
+        """After the last position: the cache takes the peers' logits, the last position's last, and CTA 0 reports the last tokens.
+
+        No barrier comes before it: the last warp still hands over logits while the others copy.
+        """
         if cutlass.const_expr(self.draws and self.num_steps > 1):
-            self.wait_for_logits(c, ALL_BUT_LAST)
-            self.fill_cache(c, Int32(0), self.num_steps - 1)
+            if c.warp < self.last_warp:
+                self.wait_for_logits(c, ALL_BUT_LAST)
+                self.fill_cache(c, Int32(0), self.num_steps - 1, self.threads - LANES)
         if c.cta == 0:
             self.collect_records(c, Int32(self.num_steps - 1), sequence)
         if cutlass.const_expr(self.draws):
             self.wait_for_logits(c, ALL)
-            self.fill_cache(c, Int32(self.num_steps - 1), 1)
+            self.fill_cache(c, Int32(self.num_steps - 1), 1, self.threads)
         cute.arch.sync_threads()  # CTA 0 counts the launch when all its warps have taken the last tokens
 
     # ---- logits of other ranks
@@ -253,8 +258,9 @@ class Ranks(rank_exchange.RankExchange):
         return Uint32(self.rank_address(c, 2 * self.world)) * Uint32(ALL) + Uint32(what)
 
     @cute.jit
-    def fill_cache(self, c, first_step: Int32, steps: cutlass.Constexpr):
-        """Copies what the peers' CTAs of this number have staged of some positions into this rank's cache. After wait_for_logits.
+    def fill_cache(self, c, first_step: Int32, steps: cutlass.Constexpr, threads: cutlass.Constexpr):
+        """Copies what the peers' CTAs of this number have staged of some positions into this rank's cache, by the first `threads` threads.
+        After wait_for_logits.
 
         Staging of one launch parity is written again two launches later. The writer got there by the arrivals of the launch between,
         and this rank's are sent after this launch has ended. With a single parity it would be written in the next launch's first
@@ -275,8 +281,8 @@ class Ranks(rank_exchange.RankExchange):
             first_id += first * TILE_ROWS
             pieces = (columns * self.cache_bytes + PIECE - 1) // PIECE
             items = pieces * (c.rows * steps)
-            for start in cutlass.range(c.tid, items, self.threads * PIECES_AHEAD, unroll=1):
-                self.fill_pieces(c, start, items, pieces, first_id, columns, staged, first_step, steps)
+            for start in cutlass.range(c.tid, items, threads * PIECES_AHEAD, unroll=1):
+                self.fill_pieces(c, start, items, pieces, first_id, columns, staged, first_step, steps, threads)
 
     @cute.jit
     def fill_pieces(
@@ -290,12 +296,13 @@ class Ranks(rank_exchange.RankExchange):
         staged: Int64,
         first_step: Int32,
         steps: cutlass.Constexpr,
+        threads: cutlass.Constexpr,
     ):
         """A few of the lane's 16-byte pieces of `columns` columns from a draft id on: all loads, then all stores."""
         found = []
         for n in cutlass.range_constexpr(PIECES_AHEAD):
             item = cutlass.min(
-                start + n * self.threads, items - 1
+                start + n * threads, items - 1
             )  # past the last one: that one again, with the same result
             pair, piece = item // pieces, item % pieces
             row, step = pair // steps, first_step + pair % steps

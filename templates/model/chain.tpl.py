@@ -296,7 +296,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
                 self.agree_ranks(c, step, sequence)
             else:
                 self.agree(c, step, sequence)
-            cute.arch.sync_threads()  # the next embeddings are there
+                cute.arch.sync_threads()  # the next embeddings are there
         if cutlass.const_expr(self.world > 1):
             self.finish_ranks(c, Uint32(launches) * Uint32(NUM_STEPS) + Uint32(NUM_STEPS - 1))
         if (cta == 0) & (tid == 0):

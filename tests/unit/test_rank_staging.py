@@ -148,12 +148,14 @@ class Ranks:
                         kernel.stage_logits(c, mark != 0, mark, tile, column, words)
 
     def fill(self) -> None:
-        """Every thread of every rank copies; only then is anything of the caches looked at."""
+        """Every thread of every rank copies, the last warp's only the last position; only then are the caches looked at."""
+        threads = self.kernel.threads
         for rank in range(self.world):
             for cta in range(self.ctas):
-                for tid in range(self.kernel.threads):
-                    self.kernel.fill_cache(self.context(rank, cta, tid), 0, STEPS - 1)
-                    self.kernel.fill_cache(self.context(rank, cta, tid), STEPS - 1, 1)
+                for tid in range(threads):
+                    if tid < threads - LANES:
+                        self.kernel.fill_cache(self.context(rank, cta, tid), 0, STEPS - 1, threads - LANES)
+                    self.kernel.fill_cache(self.context(rank, cta, tid), STEPS - 1, 1, threads)
 
     def cached(self, rank: int) -> dict[tuple[int, int, int], Entry]:
         """What lies in a rank's cache, by row, position and column."""
