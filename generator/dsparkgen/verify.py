@@ -371,7 +371,8 @@ class Checker:
         task, checks = self.task, self.checks
         amount = {"batches": task.batches, "seed": task.seed, "rows": _chain_rows(task, self.product)}
         self.run(f"bitwise {part}", kernels, partial(checks.check_bitwise, subject, **amount))
-        self.run(f"directed {part}", kernels, partial(checks.check_directed, subject, seed=DIRECTED_SEED))
+        trouble = {"seed": DIRECTED_SEED, "beyond": task.rows is None}
+        self.run(f"directed {part}", kernels, partial(checks.check_directed, subject, **trouble))
         replays = {"replays": task.replays, "seed": task.seed, "warm": task.rows is None} | graph
         self.run(f"graph {part}", kernels, partial(checks.check_graph, subject, **replays))
 
