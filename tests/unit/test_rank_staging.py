@@ -19,7 +19,8 @@ STEPS = 2
 LANES = 32
 TILE_ROWS = 16
 BYTES = {"bf16": 2, "fp32": 4}
-STAGING, CACHE = 1 << 32, 1 << 40
+TARGETS, STAGING, CACHE = 1 << 24, 1 << 32, 1 << 40
+LIMIT = 300  # target ids from here on are not cached, where draft ids have targets of their own
 APART = 1 << 28  # bytes between two ranks' buffers, caches, and two rows of a cache
 PADDING_ROW = 1  # in calls of more rows than one
 
@@ -74,8 +75,17 @@ class Ranks:
     """A kernel for several ranks, and what its methods read of the context."""
 
     def __init__(
-        self, world: int, vocab: int, slots: int, rows: int, cache: str, ctas: int, vector: bool, width: int | None
-    ):
+        self,
+        world: int,
+        vocab: int,
+        slots: int,
+        rows: int,
+        cache: str,
+        ctas: int,
+        vector: bool,
+        width: int | None,
+        mapped: bool,
+    ) -> None:
         self.world, self.vocab, self.rows, self.ctas, self.vector = world, vocab, rows, ctas, vector
         self.shard_width = -(-vocab // world) if width is None else width
         residency = plan_line.Residency(1, 2, 64, 0, 1, 0)
@@ -93,6 +103,8 @@ class Ranks:
         )
         self.kernel = simulator.module.ChainKernel(line, "bf16", cache, world)
         self.kernel.drawn_columns = vocab
+        self.kernel.maps_ids, self.kernel.sampling_limit = mapped, LIMIT
+        simulator.machine.ldg_b32 = lambda address: target_of((address - TARGETS) // 4)
         self.memory = Memory(simulator.machine, BYTES[cache])
         self.head_tiles = simulator.module.head_tiles
         self.kernel.rank_address = self.rank_address
@@ -106,7 +118,7 @@ class Ranks:
         return SimpleNamespace(
             rank=rank, cta=cta, tid=tid, shard_width=self.shard_width, shard_tiles=-(-self.shard_width // TILE_ROWS),
             first_column=first_column, first_token=rank * self.shard_width + first_column, rows=self.rows,
-            cache_vector=int(self.vector),
+            cache_vector=int(self.vector), target_ids=TARGETS,
         )  # fmt: skip
 
     def first_tile(self, rank: int, cta: int) -> int:
@@ -121,7 +133,7 @@ class Ranks:
 
     def row_state(self, c: SimpleNamespace, row: int, step: int) -> list[int]:
         state = -1 if self.rows > 1 and row == PADDING_ROW else row
-        address = self.row_address(c.rank, row, step) + c.first_token * self.kernel.cache_bytes
+        address = self.row_address(c.rank, row, step) + self.kernel.cache_column(c) * self.kernel.cache_bytes
         return [address & 0xFFFF_FFFF, address >> 32, 0, self.kernel.staged_mark(c, row, step, state)]
 
     def row_address(self, rank: int, row: int, step: int) -> int:
@@ -180,11 +192,17 @@ def shapes() -> Iterator[tuple[Any, ...]]:
     yield 3, 128, 1, 1, "bf16", 5, True, 64  # an empty one
 
 
+def target_of(draft: int) -> int:
+    """A map that does not rise."""
+    return 2 * draft + 1 if draft % 2 else 2 * draft + 4
+
+
+@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize(("world", "vocab", "slots", "rows", "cache", "ctas", "vector", "width"), list(shapes()))
 def test_every_rank_copies_what_its_peers_staged(
-    world: int, vocab: int, slots: int, rows: int, cache: str, ctas: int, vector: bool, width: int | None
+    world: int, vocab: int, slots: int, rows: int, cache: str, ctas: int, vector: bool, width: int | None, mapped: bool
 ) -> None:
-    ranks = Ranks(world, vocab, slots, rows, cache, ctas, vector, width)
+    ranks = Ranks(world, vocab, slots, rows, cache, ctas, vector, width, mapped)
     ranks.stage()
     layout = symmetric_buffer.layout(
         world=world, ctas=ctas, variants=1, row_slots=slots, num_steps=STEPS, shard_width=ranks.shard_width,
@@ -196,8 +214,10 @@ def test_every_rank_copies_what_its_peers_staged(
     for rank in range(world):
         own = range(rank * ranks.shard_width, rank * ranks.shard_width + ranks.width(rank))
         live = [row for row in range(rows) if rows == 1 or row != PADDING_ROW]
+        others = [draft for draft in range(vocab) if draft not in own]
+        columns = {target_of(draft) if mapped else draft: draft for draft in others}
         wanted = {
-            (row, step, draft): Entry(row, step, draft)
-            for row in live for step in range(STEPS) for draft in range(vocab) if draft not in own
+            (row, step, column): Entry(row, step, draft)
+            for row in live for step in range(STEPS) for column, draft in columns.items() if not mapped or column < LIMIT
         }  # fmt: skip
         assert ranks.cached(rank) == wanted
