@@ -27,6 +27,7 @@ FEWER_REGISTER_CHUNKS = {
     "sm_103a": 2,
 }  # the compiler's own needs are larger there, with 8 row slots twice that
 SPARE_CHUNKS = 4  # of these, left free where nothing is streamed
+BUSY_CHUNKS = 2  # of these, left free in builds whose entries take more registers
 SPARE_WITH_RANKS = 2  # of these, left free where tiles are streamed and logits go to other ranks
 MOST_WITHOUT_RING = 2  # register tiles a warp where nothing is streamed
 WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
@@ -231,7 +232,7 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
     # A wide build's tanh, or its target ids, takes registers of its own; where everything stays on the chip, those of a second tile.
     busy = line.row_slots == WIDE_ROWS and (spec.logits.transform.placement != "none" or spec.vocabulary.d2t)
     halved = spec.markov.rank_dim % layout.CHUNK_DIMS != 0  # a row's last chunk is a half, which takes selections
-    budget -= SPARE_CHUNKS * (busy + halved)
+    budget -= BUSY_CHUNKS * (busy + halved)
     ahead = min(STAGED_TILES[line.row_slots], -(-line.tiles // line.warps))
 
     def taken(x: Any) -> int:

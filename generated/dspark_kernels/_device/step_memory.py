@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass import Boolean, Int32, Int64, Uint32, Uint64
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -64,10 +64,9 @@ def store_vector_if(condition: Boolean, address: Int64, x: Sequence[Uint32], *, 
 
 
 @dsl_user_op
-def raise_key(address: Int64, high: Uint32, low: Uint32, *, loc=None, ip=None) -> None:
-    """Makes the 64-bit word at least the key of these halves. Relaxed: the block's arrival, behind a barrier of its threads, orders it."""
-    text = "{\n.reg .b64 key;\nmov.b64 key, {$2, $1};\nred.relaxed.gpu.global.max.u64 [$0], key;\n}"
-    _asm(None, [address, high, low], text, "l,r,r", loc, ip)
+def raise_key(address: Int64, key: Uint64, *, loc=None, ip=None) -> None:
+    """Makes the 64-bit word at least `key`. Relaxed: the arrival that follows orders it."""
+    _asm(None, [address, key], "red.relaxed.gpu.global.max.u64 [$0], $1;", "l,l", loc, ip)
 
 
 @dsl_user_op
@@ -80,8 +79,7 @@ def raise_shared(address: Int32, word: Uint32, *, loc=None, ip=None) -> None:
 def arrive(address: Int64, last: Uint32, *, loc=None, ip=None) -> Uint32:
     """Counts an arrival at the word and returns how many came before; the one that finds `last` leaves 0 behind.
 
-    Release: what this thread did before, and what the threads of its block did before the barrier that it comes from, is seen by
-    whoever arrives later. Acquire: this thread sees what the earlier ones did.
+    Release: what this thread did before is seen by whoever arrives later. Acquire: this thread sees what the earlier ones did.
     All arrivals are read-modify-writes of one word, so each continues the release sequence of those before it.
     """
     text = "atom.acq_rel.gpu.global.inc.u32 $0, [$1], $2;"

@@ -264,12 +264,10 @@ class Scan:
                 score = ptx.add_rn(ptx.div_full(logit, c.temperature), noise)
             rank = ptx.select(found, keys.ordered(score), Uint32(0))
             low = ptx.select(found, Uint32(token) ^ Uint32(step_tail.ALL_ONES), Uint32(0))
-            top, low = keys.warp_largest(rank, low)
+            c.best[0], c.best[1] = keys.larger(rank, low, c.best[0], c.best[1])
+            best = ptx.warp_max_u32(c.best[0])
             if c.lane == 0:
-                # Candidates go to the row's key at once: blocks that start later read it as their floor.
-                step_memory.raise_key(c.row_key, top, low)
-                step_memory.raise_shared(c.shared_rank, top)
-            cute.arch.sync_warp()
+                step_memory.raise_shared(c.shared_rank, best)
             self.take_floor(c)
             left = Boolean(False)
             for e in cutlass.range_constexpr(ENTRIES):
