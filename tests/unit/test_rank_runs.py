@@ -17,7 +17,7 @@ from tests.harness import ranks  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60.0  # a machine with few cores takes long to start so many processes
-SHORT_SECONDS, SHORT_PREPARE_SECONDS = 3.0, 20.0
+SHORT_SECONDS, SHORT_PREPARE_SECONDS = 2.0, 10.0
 FAKE = '''
 """Phases that do by themselves what the real ones do through a GPU."""
 
