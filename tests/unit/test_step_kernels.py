@@ -73,10 +73,12 @@ TRANSFORMS = {
 def test_builds_neither_spill_nor_use_local_memory(tmp_path: Path, name: str) -> None:
     logits = {} if name == "none" else {"transform": TRANSFORMS[name]}
     step = step_of(tmp_path, logits=logits, vocabulary={"sampling_limit": VOCAB - 2})
-    for base, cache in (("bf16", "bf16"), ("fp32", "bf16"), ("fp32", "fp32")):
-        for vector in (True, False):
-            compiled = step.compile_step(8192, base, cache, vector=vector, arch="sm_90a", options="--keep-cubin")
-            assert resources(compiled) == (0, 0), (base, cache, vector)
+    builds = [("bf16", "bf16", True), ("fp32", "fp32", False)]
+    if name == "none":  # the transforms do not differ in how entries are read and written
+        builds += [("bf16", "bf16", False), ("fp32", "bf16", True), ("fp32", "bf16", False), ("fp32", "fp32", True)]
+    for base, cache, vector in builds:
+        compiled = step.compile_step(8192, base, cache, vector=vector, arch="sm_90a", options="--keep-cubin")
+        assert resources(compiled) == (0, 0), (base, cache, vector)
 
 
 def test_a_reduced_vocabulary_compiles(tmp_path: Path) -> None:
