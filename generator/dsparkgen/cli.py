@@ -431,6 +431,22 @@ def vendor(
         print(show_path(to / name))
 
 
+@app.command()
+@_guarded
+def take(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Results files, <gpu>/<model>.json.")],
+    root: Root = None,
+) -> None:
+    """Merge results that verify and bench recorded on other machines into benchmarks/results."""
+    roots = tree.find_roots(root)
+    with _working("rendering"):
+        built = tree.build_tree(roots)
+    kernels = built.manifest["kernels"]
+    for file in files:
+        tree.require_spec(file.stem, built.specs, roots)
+        print(show_path(evidence.take(roots.results, file, kernels)))
+
+
 @app.command("schema")
 @_guarded
 def schema_(

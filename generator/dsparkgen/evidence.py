@@ -1,6 +1,7 @@
 """What has been run on a real GPU, and whether it is still the code that is checked in.
 
-``benchmarks/results/<gpu>/<model>.json`` is written by ``verify --record`` and ``bench --record`` alone::
+``benchmarks/results/<gpu>/<model>.json`` is written by ``verify --record`` and ``bench --record``, and by ``take``, which merges two
+such files::
 
     {"device": "h200", "date": "2026-11-29", "command": "...",
      "rows": [{"kernel": "chain", "inputs": "<digest>", ...timings}],
@@ -102,17 +103,72 @@ def record(
     path = results_path(results, device, model)
     date = datetime.now(UTC).date().isoformat()
     old: dict[str, Any] = load(path) if path.exists() else {"rows": [], "verified": []}
+    rows = _merged(old["rows"], ({**row, "date": date} for row in rows), ROW_KEY)
+    verified = _merged(old["verified"], ({**entry, "date": date} for entry in verified), VERIFIED_KEY)
+    return _write(path, device, date, command, rows, verified)
+
+
+def _write(
+    path: Path,
+    device: str,
+    date: str,
+    command: str,
+    rows: Sequence[Mapping[str, Any]],
+    verified: Sequence[Mapping[str, Any]],
+) -> Path:
     document: dict[str, Any] = {
         "device": device,
         "date": date,
         "command": command,
-        "rows": _merged(old["rows"], ({**row, "date": date} for row in rows), ROW_KEY),
-        "verified": _merged(old["verified"], ({**entry, "date": date} for entry in verified), VERIFIED_KEY),
+        "rows": rows,
+        "verified": verified,
     }
     document["seal"] = seal_of(document)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
+
+
+def take(results: Path, file: Path, kernels: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Merge a results file that runs on another machine have written, ``<gpu>/<model>.json``, into the repository's.
+
+    Of two entries for one kernel and shape the one of the code that is checked in stays; of two such ones, or of none, the later; of
+    two of one day, the taken one.
+
+    Args:
+        results: The folder of results, benchmarks/results.
+        file: The file to take. Its name is the model's.
+        kernels: MANIFEST.json's kernel table, as for ``problems``.
+
+    Raises:
+        EvidenceError: One of the two files is not intact, or the taken one has a digest that no checked-in kernel ever had.
+    """
+    given, model = load(file), file.stem
+    path = results_path(results, given["device"], model)
+    for entry in [*given["rows"], *given["verified"]]:
+        known = kernels.get(f"{model}/{entry['kernel']}", {})
+        digest = entry.get("parent", entry["inputs"])
+        if digest != known.get("inputs") and digest not in known.get("earlier", ()):
+            raise EvidenceError(
+                f"{file}: {entry['kernel']}: inputs {digest} match no {model}/{entry['kernel']} ever checked in"
+            )
+    old: dict[str, Any] = load(path) if path.exists() else {"date": "", "command": "", "rows": [], "verified": []}
+
+    def rank(entry: Mapping[str, Any]) -> tuple[bool, str]:
+        current = kernels.get(f"{model}/{entry['kernel']}", {}).get("inputs")
+        return entry.get("parent", entry["inputs"]) == current, entry.get("date", "")
+
+    def newer(field: str, key: tuple[str, ...]) -> list[Mapping[str, Any]]:
+        kept = {tuple(entry.get(name) for name in key): entry for entry in old[field]}
+        better = [
+            entry
+            for entry in given[field]
+            if (there := kept.get(tuple(entry.get(name) for name in key))) is None or rank(entry) >= rank(there)
+        ]
+        return _merged(old[field], better, key)
+
+    date, command = max((old["date"], old["command"]), (given["date"], given["command"]))
+    return _write(path, given["device"], date, command, newer("rows", ROW_KEY), newer("verified", VERIFIED_KEY))
 
 
 def _merged(

@@ -163,3 +163,32 @@ def test_malformed_files_say_what_is_wrong(tmp_path: Path, text: str, expected: 
     path.write_text(text)
     with pytest.raises(evidence.EvidenceError, match=expected):
         evidence.load(path)
+
+
+def test_results_of_another_machine_are_taken(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    write(here, rows=[ROW | {"inputs": NOW, "us": 9.0}], verified=[verified("chain", BEFORE), verified("noise", NOW)])
+    other = [ROW | {"inputs": BEFORE, "us": 7.0}, ROW | {"inputs": NOW, "tp": 2, "us": 5.0}]
+    file = write(there, rows=other, verified=[verified("chain", NOW), verified("noise", NOW) | {"checks": {}}])
+    path = evidence.take(here, file, KERNELS)
+    document = evidence.load(path)
+    assert path == evidence.results_path(here, "h200", "toy")
+    assert [(row["tp"], row["us"]) for row in document["rows"]] == [
+        (1, 9.0),
+        (2, 5.0),
+    ]  # what is of earlier code stays out
+    assert {entry["kernel"]: entry["inputs"] for entry in document["verified"]} == {"chain": NOW, "noise": NOW}
+    assert next(entry for entry in document["verified"] if entry["kernel"] == "noise")["checks"] == {}
+    assert evidence.problems(here, KERNELS) == []
+
+
+def test_results_that_no_run_can_have_written_are_not_taken(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    kept = write(here, rows=[ROW | {"inputs": NOW}]).read_text()
+    file = write(there, rows=[ROW | {"inputs": NEVER}])
+    with pytest.raises(evidence.EvidenceError, match="match no toy/chain ever checked in"):
+        evidence.take(here, file, KERNELS)
+    file.write_text(file.read_text().replace("9.0", "1.0"))
+    with pytest.raises(evidence.EvidenceError, match="edited by hand"):
+        evidence.take(here, file, KERNELS)
+    assert evidence.results_path(here, "h200", "toy").read_text() == kept
