@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from typing import Any, Literal
 ROW_KEY = ("kernel", "vocab_size", "num_steps", "rank_dim", "tp", "emulated", "rows")
 VERIFIED_KEY = ("kernel", "arch", "tp", "emulated")
 GPUS_OF_ONE_FOLDER = 2  # runs on one or two GPUs of a host share a folder; more have one with their number
+FILES = re.compile(r"(--json|--plot) \S+")
 State = Literal["verified", "stale", "compiled only"]
 
 
@@ -119,7 +121,7 @@ def _write(
     document: dict[str, Any] = {
         "device": device,
         "date": date,
-        "command": command,
+        "command": FILES.sub(r"\1 FILE", command),  # where a machine wrote its other files tells nothing
         "rows": rows,
         "verified": verified,
     }

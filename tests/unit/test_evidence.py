@@ -182,6 +182,11 @@ def test_results_of_another_machine_are_taken(tmp_path: Path) -> None:
     assert evidence.problems(here, KERNELS) == []
 
 
+def test_the_command_is_kept_without_the_files_of_its_machine(tmp_path: Path) -> None:
+    path = evidence.record(tmp_path, "h200", "toy", "dsparkgen bench toy --json /somewhere/x.json --rows 1 --record")
+    assert evidence.load(path)["command"] == "dsparkgen bench toy --json FILE --rows 1 --record"
+
+
 def test_results_that_no_run_can_have_written_are_not_taken(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     kept = write(here, rows=[ROW | {"inputs": NOW}]).read_text()
