@@ -5,6 +5,7 @@ Nothing here allocates or launches; every refusal says what was expected and giv
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ OFFSETS = (
     2**31
 )  # the kernel counts the entries of base logits and noise in 32 bits; half of them leave room for its sums
 WARP_LANES = 32
+RING_OF_A_LINE_WITHOUT = 4  # slots, where tiles must be streamed that were planned to stay on the chip
 
 
 class Share(NamedTuple):
@@ -144,13 +146,47 @@ def _shard_lines(
 ) -> dict[int, plan_line.PlanLine]:
     planned = 1 if share.emulated else share.world
     lines = host.plan_lines(config.PLANS, config.DEVICES, facts, planned, device_name)
+    if share.world == 1:
+        return lines
     shape = (share.shard_width, config.DRAWN_COLUMNS, config.RANK_DIM, config.NUM_STEPS)
     if share.emulated:
         # Each rank has its part of the SMs, and about as many tiles on each of them as one rank alone.
-        return {slots: plan_line.emulated(line, share.world, *shape) for slots, line in lines.items()}
-    if share.world > 1:
-        return {slots: plan_line.for_shard(line, *shape) for slots, line in lines.items()}
-    return lines
+        lines = {slots: plan_line.emulated(line, share.world, *shape) for slots, line in lines.items()}
+    else:
+        lines = {slots: plan_line.for_shard(line, *shape) for slots, line in lines.items()}
+    return {slots: fitted(config, line, facts.smem_per_block) for slots, line in lines.items()}
+
+
+def fitted(config: ModuleType, line: plan_line.PlanLine, limit: int) -> plan_line.PlanLine:
+    """A line whose CTAs take at most ``limit`` bytes of shared memory: the line itself, or with more tiles streamed.
+
+    A line that is not planned as it is, because shards have another width or a GPU plays several ranks, has a few tiles more
+    or other parts of them in shared memory. Where no residency fits, that of the line stays, and ``why_no_place`` says so.
+    """
+    for name, base_bytes in config.DTYPE_BYTES.items():
+        for x in _smaller(getattr(line, name), line.warps):
+            placed = line._replace(**{name: x})
+            layout = plan_line.shared_layout(placed, config.RANK_DIM, config.NUM_STEPS, base_bytes)
+            if layout.total <= limit and plan_line.most_items(placed, base_bytes) <= plan_line.MOST_ITEMS:
+                line = placed
+                break
+    layout = plan_line.shared_layout(line, config.RANK_DIM, config.NUM_STEPS, config.DTYPE_BYTES["bf16"])
+    return line._replace(shared_bytes=layout.total)
+
+
+def _smaller(x: plan_line.Residency, warps: int) -> Iterator[plan_line.Residency]:
+    """A residency, then those that stream more: fewer tiles resident first, then fewer in registers; each with its own ring
+    first, then with wider ones, through which a warp streams fewer tiles.
+
+    Fewer register tiles leave room for others, as the part of them that is in shared memory goes with them.
+    """
+    yield x
+    rings = range(x.ring or min(RING_OF_A_LINE_WITHOUT, warps), warps + 1)
+    for register_tiles in range(x.register_tiles, -1, -1):
+        chunks = x.register_chunks if register_tiles else 0
+        for resident in range(x.resident + (x.register_tiles - register_tiles) * warps, -1, -1):
+            for ring in rings:
+                yield x._replace(register_tiles=register_tiles, register_chunks=chunks, resident=resident, ring=ring)
 
 
 def why_no_place(config: ModuleType, device: torch.device, share: Share, options: Options) -> str | None:

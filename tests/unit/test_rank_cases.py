@@ -5,7 +5,10 @@ tests/kernels has the inputs with emulated ranks on a GPU.
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,14 +17,14 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from tests.harness import fake_gpu, fake_kernels  # noqa: E402
+from tests.harness import chain_simulator, fake_gpu, fake_kernels  # noqa: E402
 from tests.harness.cases import Case  # noqa: E402
 from tests.harness.fake_gpu import Recorder, V  # noqa: E402
 from tests.harness.known_cases import Known, Outputs, run  # noqa: E402
 from tests.harness.oracle import why_unequal_on_cpu  # noqa: E402
 from tests.harness.rank_cases import RANK_CASES, WORLDS  # noqa: E402
 
-from dspark_kernels._device import chain_emulated, chain_setup, chain_share, host, rank_group  # noqa: E402
+from dspark_kernels._device import chain_emulated, chain_setup, chain_share, host, plan_line, rank_group  # noqa: E402
 
 
 @pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="kernels are compiled here, not interpreted")
@@ -153,3 +156,105 @@ def test_case_33_emulated_ranks_have_an_sm_for_each_cta(gpu: Recorder, world: in
     options = chain_share.Options(1, torch.bfloat16)
     for line in chain_share.lines_of(config, fake_gpu.H200, share, options).values():
         assert 1 <= line.ctas * world <= fake_gpu.H200.sms and line.tp == world
+
+
+# --- residency of lines that no plan holds as they are ---
+
+ROOT = Path(__file__).parents[2]
+MODELS = tuple(json.loads((ROOT / "generated" / "MANIFEST.json").read_text())["models"])
+
+
+def _config(model: str) -> ModuleType:
+    config = importlib.import_module(f"dspark_kernels.{model}.config")
+    if not config.PLANS:
+        pytest.skip(f"{model} has no chain kernel")
+    return config
+
+
+def _facts(config: ModuleType, device: str) -> host.DeviceFacts:
+    capability, sms, shared = config.DEVICES[device]
+    return host.DeviceFacts(device, tuple(capability), sms, shared)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_emulated_ranks_fit_on_every_gpu_or_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """Every number of ranks, row slots and dtype. Only on the GPU with least shared memory too many tiles are left to a warp."""
+    config = _config(model)
+    options = chain_share.Options(config.MAX_ROWS, None)
+    for device in config.DEVICES:
+        facts = _facts(config, device)
+        monkeypatch.setattr(host, "read_device", lambda _, facts=facts: facts)
+        for world in range(chain_emulated.FEWEST_RANKS, chain_emulated.MOST_RANKS + 1):
+            share = chain_share.emulated_share(config, world)
+            lines = chain_share.lines_of(config, facts, share, options).values()
+            placed = [(line, base) for line in lines for base in config.BASE_DTYPES]
+            shared = [chain_share.block_shape(config, line, base)["shared"] for line, base in placed]
+            items = [plan_line.most_items(line, config.DTYPE_BYTES[base]) for line, base in placed]
+            fits = all(size <= facts.smem_per_block for size in shared) and max(items) <= plan_line.MOST_ITEMS
+            reason = chain_share.why_no_place(config, torch.device("cpu"), share, options)
+            assert fits == (reason is None), (device, world, reason)
+            assert fits or device == "rtx_pro_6000", (device, world, reason)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_planned_lines_stay_as_they_are_planned(model: str) -> None:
+    config = _config(model)
+    for (device, tp, slots), line in config.PLANS.items():
+        facts = _facts(config, device)
+        share, options = (
+            chain_share.share_of(config, tp, 0),
+            chain_share.Options(config.MAX_ROWS, None, device_name=device),
+        )
+        assert chain_share.lines_of(config, facts, share, options)[slots] == line
+
+
+def test_tiles_that_are_streamed_to_fit_meet_their_inputs() -> None:
+    """The kernel of each model's emulated line that was changed to fit, simulated for a first and a last CTA."""
+    changed = set()
+    for model in MODELS:
+        config = importlib.import_module(f"dspark_kernels.{model}.config")
+        world, device = chain_emulated.MOST_RANKS, "h200"
+        share, options = chain_share.emulated_share(config, world), chain_share.Options(config.MAX_ROWS, None)
+        shape = (share.shard_width, config.DRAWN_COLUMNS, config.RANK_DIM, config.NUM_STEPS)
+        for slots, line in chain_share.lines_of(config, _facts(config, device), share, options).items():
+            before = plan_line.emulated(config.PLANS[device, 1, slots], world, *shape)
+            for base in config.BASE_DTYPES:
+                residency = getattr(line, base)
+                place = (config.RANK_DIM, line.tiles, residency)
+                if residency == getattr(before, base) or place in changed:
+                    continue
+                changed.add(place)
+                simulator = chain_simulator.Simulator(
+                    rank_dim=config.RANK_DIM,
+                    num_steps=2,
+                    vocab_size=config.DRAFT_VOCAB_SIZE,
+                    line=line,
+                    base_dtype=base,
+                    width=share.columns[1].width,
+                    rank=1,
+                )
+                for cta in (0, line.ctas - 1):
+                    simulator.run(cta)
+    assert len(changed) > 1
+
+
+def test_a_line_that_does_not_fit_streams_more() -> None:
+    config = fake_gpu.make_config()
+    line = next(iter(fake_gpu.real_lines(8, tp=2).values()))
+    whole = plan_line.shared_layout(line, config.RANK_DIM, config.NUM_STEPS, 2).total
+    assert chain_share.fitted(config, line, 2 * whole) == line._replace(shared_bytes=whole)
+    slot = plan_line.slot_bytes(config.RANK_DIM)
+    for missing in (1, 3, 20):
+        found = chain_share.fitted(config, line, whole - missing * slot)
+        # A ring of four slots takes the place of resident tiles.
+        assert found.bf16.resident + found.bf16.ring <= line.bf16.resident - missing and found.bf16.ring >= 4
+        assert found.shared_bytes <= whole - missing * slot and found.fp32.resident < found.bf16.resident
+    parked = line.bf16._replace(register_tiles=2, register_chunks=1, resident=0, ring=12)
+    line = line._replace(bf16=parked, fp32=parked, tiles=60)
+    whole = plan_line.shared_layout(line, config.RANK_DIM, config.NUM_STEPS, 2).total
+    found = chain_share.fitted(config, line, whole - 1).bf16
+    # Below a slot a warp nothing is saved while register tiles come in through them: one of these goes.
+    assert found.register_tiles == 1 and found.ring == 12
+    assert chain_share.fitted(config, line, 1) == line._replace(
+        shared_bytes=whole
+    )  # nothing fits: the reason is given elsewhere
