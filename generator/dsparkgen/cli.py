@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
-    """Bad input ends a verb with exit code 2, a missing library with 3, each with its message and without a traceback."""
+    """Bad input, and a file that cannot be read or written, end a verb with exit code 2, a missing library with 3: a message, no traceback."""
 
     @wraps(verb)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -67,6 +67,10 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(BAD_INPUT) from None
         except (TemplateError, tree.FormatterError, tree.UsageError, evidence.EvidenceError) as error:
             _fail(str(error), BAD_INPUT)
+        except OSError as error:
+            if not isinstance(error.filename, str):
+                raise
+            _fail(f"{show_path(Path(error.filename))}: cannot be read or written: {error.strerror}", BAD_INPUT)
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] not in ("torch", "triton", "cutlass", "cuda", "numpy"):
                 raise

@@ -117,8 +117,10 @@ def write_json(document: Mapping[str, Any], path: Path) -> None:
 def models(specs: Mapping[str, ModelSpec], evidence: Sequence[KernelState]) -> None:
     """The models with their shapes, kernels and, for every arch, how far it is verified."""
     table = Table(box=SIMPLE_HEAD)
-    for heading in ("model", "vocabulary", "rank", "N", "TP", "kernels", "archs"):
+    for heading in ("model", "vocabulary", "rank", "N"):
         table.add_column(heading, no_wrap=True)
+    for heading in ("TP", "kernels", "archs"):
+        table.add_column(heading, overflow="fold")
     for name, spec in specs.items():
         target, draft = spec.vocabulary.target, spec.vocabulary.draft
         archs = []

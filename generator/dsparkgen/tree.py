@@ -295,7 +295,7 @@ def vendor(tree: Tree, model: str, templates: Path, to: Path) -> tuple[str, ...]
         The paths written, relative to `to`.
 
     Raises:
-        UsageError: Python could not import a package of that folder's name, or no licence text is at hand.
+        UsageError: Python could not import a package of that folder's name, it is another package, or no licence text is at hand.
     """
     name = to.absolute().name
     if not name.isidentifier() or keyword.iskeyword(name):
@@ -307,6 +307,11 @@ def vendor(tree: Tree, model: str, templates: Path, to: Path) -> tuple[str, ...]
     files |= {name: text for name, text in tree.files.items() if name.startswith(wanted)}
     written = {name.removeprefix(f"{PACKAGE}/"): text for name, text in files.items()}
     written[LICENSE] = _license(templates)
+    registry = to / "__init__.py"
+    if registry.exists() and not _GENERATED.match(_read(registry)):
+        raise UsageError(
+            f"--to: {show_path(registry)} is not a vendored model's and would be replaced; name a folder of the model's own"
+        )
     for name, text in written.items():
         _write(to / name, text)
     return tuple(sorted(written))

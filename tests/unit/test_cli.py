@@ -156,7 +156,8 @@ def test_plan(run, tmp_path: Path) -> None:
 
 def test_list_and_doctor(run) -> None:
     run(0, "generate")
-    assert "deepseek_v41" in run(0, "list").stdout
+    out = run(0, "list").stdout
+    assert "deepseek_v41" in out and "…" not in out
     assert tree.RUFF_VERSION in run(0, "doctor").stdout
 
 
@@ -173,6 +174,32 @@ def test_vendor_refuses_a_folder_that_python_cannot_import(sandbox, run, folder:
     error = run(2, "vendor", "deepseek_v41", "--to", folder).stderr
     assert f'expected a folder whose name Python can import (got "{folder.split("/")[-1]}")' in error
     assert not (sandbox.root / folder).exists()
+
+
+def test_vendor_leaves_a_package_of_others_alone(sandbox, run) -> None:
+    (sandbox.root / "engine").mkdir()
+    (sandbox.root / "engine" / "__init__.py").write_text("import this\n")
+    error = run(2, "vendor", "deepseek_v41", "--to", "engine").stderr
+    assert "engine/__init__.py" in error and "would be replaced" in error
+    assert [path.name for path in (sandbox.root / "engine").iterdir()] == ["__init__.py"]
+    run(0, "vendor", "deepseek_v41", "--to", "engine/drafts")
+    run(0, "vendor", "deepseek_v41", "--to", "engine/drafts")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("schema", "--out", "absent/schema.json"),
+        ("plan", "deepseek_v41", "--svg", "absent/plan.svg"),
+        ("plan", "deepseek_v41", "--json", "specs/deepseek_v41.toml/plan.json"),
+        ("generate", "--out", "specs/deepseek_v41.toml"),
+        ("vendor", "deepseek_v41", "--to", "specs/deepseek_v41.toml/drafts"),
+        ("take", "absent/deepseek_v41.json"),
+    ],
+)
+def test_a_file_that_cannot_be_read_or_written_is_bad_input(sandbox, run, arguments: tuple[str, ...]) -> None:
+    error = run(2, *arguments).stderr
+    assert f"{arguments[-1].split('/')[0]}" in error and "cannot be read or written: " in error
 
 
 def test_compile_takes_private_specs(sandbox, run) -> None:
