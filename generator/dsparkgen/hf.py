@@ -470,7 +470,7 @@ class _Builder:
         if self.like is not None and self.like.packet.fields:
             self.choice("packet.words", None, "")
             self.choice("packet.fields", None, "")
-        self.choice("emit.kernels", ("noise", "chain", "fused"), "")
+        self.choice("emit.kernels", ("noise", "chain", "fused", "step"), "")
         self.choice("emit.archs", get_args(Arch), "")
 
     def provenance(self) -> None:

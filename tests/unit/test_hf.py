@@ -309,12 +309,12 @@ def test_the_verb(sandbox, run, write) -> None:
     assert out.startswith("wrote    specs/toy.toml\n")
     assert out.rstrip().endswith("then run: dsparkgen generate toy")
     run(0, "generate", "toy")
-    assert (sandbox.package / "toy" / "config.py").exists()
+    assert all((sandbox.package / "toy" / f"{name}.py").exists() for name in ("config", "chain", "fused", "step"))
 
 
 def test_the_verb_names_what_is_open(run, write) -> None:
     out = run(0, "new", "toy", "--from-config", str(write(NATIVE | {"dspark_draft_topk": 20}))).stdout
-    assert "specs/toy.toml:" in out and "draft.top_k: must be 0 for the chain and fused kernels (got 20)" in out
+    assert "specs/toy.toml:" in out and "draft.top_k: must be 0 for the chain, fused and step kernels (got 20)" in out
     out = run(0, "new", "other").stdout
     assert "vocabulary.target: required key is missing" in out
     assert "\nunknown: vocabulary.target, markov.rank_dim," in out
