@@ -129,7 +129,7 @@ def test_a_constant_moves_one_line(sandbox, changed_lines) -> None:
 
 
 def test_provenance_moves_nothing(sandbox, changed_lines) -> None:
-    assert _change(sandbox, changed_lines, ('No output transform', 'More. No output transform')) == ({}, set())
+    assert _change(sandbox, changed_lines, ("No output transform", "More. No output transform")) == ({}, set())
 
 
 def test_a_title_moves_only_the_lines_that_print_it(sandbox, changed_lines) -> None:
