@@ -13,7 +13,7 @@ STAMP := $(VENV)/installed.stamp
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -qq -e '.[cuda,dev]'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check compile sanitize bench-tp docs format clean
+.PHONY: help venv demo test check compile evidence sanitize bench-tp docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ check: $(STAMP) ## is the checked-in tree what the specs and templates give?
 
 compile: $(STAMP) ## the resource table of every kernel, for every arch
 	@$(BIN)/dsparkgen compile
+
+evidence: ## verify and bench of every model, recorded: needs a GPU and, as PYTHON, a Python with its PyTorch
+	@PYTHON=$(PYTHON) scripts/evidence.sh
 
 sanitize: ## compute-sanitizer over the kernels on a small shape: needs a GPU and, as PYTHON, a Python with its PyTorch
 	@PYTHON=$(PYTHON) scripts/sanitize.sh
