@@ -37,7 +37,7 @@ DEVICES = {
     "sm_120a": "rtx_pro_6000",
 }  # whose plan stands for an arch
 
-TABLE_WIDTH = 120  # columns where the output is no terminal
+TABLE_WIDTH = 160  # most columns where the output is no terminal
 MESSAGE_LINES = 8  # of a failed process's error output that a message repeats
 
 

@@ -53,8 +53,9 @@ def tabulate(model: str, builds: Sequence[Build], records: Sequence[Record]) -> 
     """One model's figures as a table, one row a build; what must not be is red."""
     title = f"{model}: registers and bytes a thread, shared bytes a block"
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
-    for heading in ("kernel", "arch", "device", "tp", "row slots", "base/cache"):
+    for heading in ("kernel", "arch", "device", "tp", "row slots"):
         table.add_column(heading, no_wrap=True)
+    table.add_column("base/cache", overflow="fold")  # or a variant's name, which may be long
     for heading in ("registers", "spill", "local", "shared", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
     for build, record in zip(builds, records, strict=True):
