@@ -307,10 +307,10 @@ def vendor(tree: Tree, model: str, templates: Path, to: Path) -> tuple[str, ...]
     files |= {name: text for name, text in tree.files.items() if name.startswith(wanted)}
     written = {name.removeprefix(f"{PACKAGE}/"): text for name, text in files.items()}
     written[LICENSE] = _license(templates)
-    registry = to / "__init__.py"
-    if registry.exists() and not _GENERATED.match(_read(registry)):
+    existing = to / "__init__.py"
+    if existing.exists() and not _GENERATED.match(_read(existing)):
         raise UsageError(
-            f"--to: {show_path(registry)} is not a vendored model's and would be replaced; name a folder of the model's own"
+            f"--to: {show_path(existing)} is not a vendored model's and would be replaced; name a folder of the model's own"
         )
     for name, text in written.items():
         _write(to / name, text)
