@@ -21,11 +21,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from dsparkgen.device_code import load_device_code
 from dsparkgen.digest import kernel_digest
 from dsparkgen.locate import InvalidFile, Problem, show_path
 from dsparkgen.resources import Build, Record, find_faults, tabulate, to_json, to_markdown
 from dsparkgen.spec import ModelSpec, read_specs
 from dsparkgen.tree import Roots
+
+toolkit = load_device_code("toolkit")
 
 RESOURCES = Path("docs") / "resources.md"
 CACHE_FORMAT = 1  # raise when the figures, or how they are read, change meaning
@@ -215,11 +218,12 @@ def worker_environment(arch: str) -> dict[str, str]:
 
 
 def compiler_version(name: str) -> str | None:
-    """The installed compiler as "name version", or None."""
+    """The installed compiler as "name version", with CuTe DSL's CUDA version behind it, or None."""
     try:
-        return f"{name} {version(name)}"
+        found = f"{name} {version(name)}"
     except PackageNotFoundError:
         return None
+    return f"{found} cu{toolkit.toolkit()}" if name == COMPILERS["chain"] else found
 
 
 def list_builds(

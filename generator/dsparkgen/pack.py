@@ -19,7 +19,10 @@ from rich.progress import Progress
 from dsparkgen import __version__
 from dsparkgen.compile import COMPILERS, MESSAGE_LINES, arch_of, compiler_version, worker_environment
 from dsparkgen.device import DeviceSpec
+from dsparkgen.device_code import load_device_code
 from dsparkgen.tree import UsageError
+
+toolkit = load_device_code("toolkit")
 
 COMPILER = COMPILERS["chain"]
 GROUP = "dspark_kernels.packs"  # entry points that samplers look for
@@ -72,6 +75,13 @@ def run_build(
             raise UsageError(f"--arch: expected archs of the devices {', '.join(devices) or 'none'} (got {arch})")
     if compiler_version(COMPILER) is None:
         progress.print(f"{COMPILER} is not installed: pip install 'dsparkgen[cuda]'", highlight=False, markup=False)
+        return 3
+    if toolkit.toolkit() != toolkit.RECORDED:
+        text = (
+            f"{COMPILER}: expected the libraries for CUDA {toolkit.RECORDED}, with which all recorded runs were compiled, got CUDA {toolkit.toolkit()}: "
+            f"pip install '{COMPILER}[cu{toolkit.RECORDED}]'"
+        )
+        progress.print(text, highlight=False, markup=False, soft_wrap=True)
         return 3
     with tempfile.TemporaryDirectory(prefix="dsparkgen-pack-") as work:
         base = {"source": str(source), "models": list(models), "tp": None if tp is None else list(tp), "pdl": pdl}

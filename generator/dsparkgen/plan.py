@@ -4,18 +4,16 @@ All arithmetic of the generator is here; templates only print it. The byte layou
 templates/device/plan_line.py, which this module loads: the kernel and the plan cannot disagree.
 """
 
-import importlib.util
 import math
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dsparkgen.device import DeviceSpec
+from dsparkgen.device_code import load_device_code
 from dsparkgen.spec import ModelSpec
 
 WARPS = 12  # of a CTA: 3 a scheduler, 168 registers a lane; 8, 10 and 11 warps were slower
@@ -41,18 +39,7 @@ BYTES = {"bf16": 2, "fp32": 4}
 FORMULA_WIDTH = 49  # columns of a docstring's formulas, beside which comments stand
 
 
-def _layout() -> ModuleType:
-    here = Path(__file__).parent
-    roots = (here / "_root" / "templates", here.parents[1] / "templates")
-    path = next(root for root in roots if root.is_dir()) / "device" / "plan_line.py"
-    spec = importlib.util.spec_from_file_location("dsparkgen._plan_line", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-layout = _layout()
+layout = load_device_code("plan_line")
 PlanLine = layout.PlanLine
 Residency = layout.Residency
 

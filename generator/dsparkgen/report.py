@@ -14,10 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dsparkgen import __version__
+from dsparkgen.device_code import load_device_code
 from dsparkgen.evidence import KernelState, render_table
 from dsparkgen.locate import InvalidFile, Problem, read_document, show_path
 from dsparkgen.spec import ModelSpec, read_spec
 from dsparkgen.tree import MANIFEST, PACKAGE, RUFF_VERSION, Change, Roots, Tree, formatter_version
+
+toolkit = load_device_code("toolkit")
 
 LIST_WIDTH = 120  # characters where no terminal says how wide it is
 
@@ -139,6 +142,17 @@ def models(specs: Mapping[str, ModelSpec], evidence: Sequence[KernelState]) -> N
     Console(width=None if sys.stdout.isatty() else LIST_WIDTH).print(table)
 
 
+def _dsl() -> str:
+    """The version of CuTe DSL and the CUDA version that it assembles for."""
+    found, recorded = toolkit.toolkit(), toolkit.RECORDED
+    wish = (
+        ""
+        if found in (None, recorded)
+        else f" (recorded runs: {recorded}, pip install 'nvidia-cutlass-dsl[cu{recorded}]')"
+    )
+    return _version("nvidia-cutlass-dsl") + ("" if found is None else f", CUDA {found}{wish}")
+
+
 def environment(roots: Roots, specs: int, devices: Sequence[str]) -> bool:
     """Print what this machine has; returns whether the generator itself can work."""
     ruff = formatter_version()
@@ -147,7 +161,8 @@ def environment(roots: Roots, specs: int, devices: Sequence[str]) -> bool:
         ("python", platform.python_version()),
         ("ruff", f"{ruff or 'not installed'}{'' if ruff == RUFF_VERSION else f' (expected {RUFF_VERSION})'}"),
         *((name, _version(name)) for name in ("pydantic", "jinja2", "typer")),
-        *((name, _version(name)) for name in ("torch", "triton", "nvidia-cutlass-dsl", "cuda-python")),
+        *((name, _version(name)) for name in ("torch", "triton", "cuda-python")),
+        ("nvidia-cutlass-dsl", _dsl()),
         ("gpu", _gpu()),
         ("templates", show_path(roots.templates)),
         ("specs", f"{show_path(roots.specs)} ({_count(specs, 'model')})"),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import cubin_pack, kernel_image
+from . import cubin_pack, kernel_image, toolkit
 from .cubin_launch import CubinKernel
 from .kernel_image import Build, Description, KernelImage
 
@@ -56,11 +56,11 @@ def arch_of(capability: tuple[int, int]) -> str:
 
 
 def compiler_version() -> str | None:
-    """Name and version of the installed CuTe DSL, or None. Does not import it."""
+    """Name and version of the installed CuTe DSL and the CUDA version that it assembles for, or None. Does not import it."""
     if importlib.util.find_spec("cutlass") is None:
         return None
     try:
-        return f"{COMPILER} {metadata.version(COMPILER)}"
+        return f"{COMPILER} {metadata.version(COMPILER)} cu{toolkit.toolkit()}"
     except metadata.PackageNotFoundError:
         return None
 
@@ -87,6 +87,16 @@ def why_none(recipes: Iterable[Recipe], device: torch.device) -> str | None:
 
 def compile_image(recipe: Recipe, arch: str) -> KernelImage:
     """Compile a build; needs no GPU. Raises whatever the compiler raises."""
+    found = toolkit.toolkit()
+    if found != toolkit.RECORDED:
+        log.warning(
+            "%s: CuTe DSL assembles with CUDA %s, all recorded runs with CUDA %s: pip install '%s[cu%s]'",
+            recipe.kernel,
+            found,
+            toolkit.RECORDED,
+            COMPILER,
+            toolkit.RECORDED,
+        )
     with tempfile.TemporaryDirectory(prefix="dspark-kernels-") as folder:
         compiled = recipe.compile(arch, f"--keep-cubin --dump-dir={shlex.quote(folder)}")
         names, cubin = list(compiled.kernel_info), compiled.artifacts.CUBIN

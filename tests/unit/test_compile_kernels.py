@@ -1,4 +1,4 @@
-"""The checked-in kernels compile for every arch of their specs without spills and without local memory, but for those named. Needs no GPU.
+"""The checked-in kernels compile for every arch of their specs without spills and without local memory. Needs no GPU.
 
 One compilation of the default set (chain at the smallest and largest TP size, one for one row, one for the most, and one build of each
 other kernel; dtypes and corners rotate by model): `dsparkgen compile --all` takes the rest of a model. Figures are kept between runs by digest.
@@ -16,10 +16,6 @@ from dsparkgen.tree import find_roots
 
 ROOT = Path(__file__).parents[2]
 
-# Builds of the default set that spill, with the bytes. Curing one changes its model's plan, and so calls for a new run on a GPU: it
-# goes with the next one. An entry that no longer holds fails as well.
-SPILLS = {("glm_5_3", "chain", "sm_90a", 1, 8): 128, ("muse_spark", "chain", "sm_90a", 8, 8): 108}
-
 pytestmark = pytest.mark.skipif(
     find_spec("cutlass") is None or find_spec("triton") is None, reason="needs CuTe DSL and Triton (the cuda extra)"
 )
@@ -31,20 +27,16 @@ def test_every_kernel_compiles_without_spills_and_local_memory(
     report = tmp_path / "report.json"
     code = run_compile(find_roots(ROOT), json_path=report)
     printed = capfd.readouterr()
-    assert code == (1 if SPILLS else 0), printed.err
+    assert code == 0, printed.err
     kernels = json.loads(report.read_text())["kernels"]
     built = {(entry["model"], entry["kernel"], entry["arch"]) for entry in kernels}
     specs = read_specs(ROOT / "specs")
     assert built == {
         (name, kernel, arch) for name, spec in specs.items() for kernel in spec.emit.kernels for arch in spec.emit.archs
     }
-    found = {}
     for entry in kernels:
         assert 0 < entry["registers"] <= 255
-        if (entry["spill_bytes"], entry["local_bytes"]) != (0, 0):
-            key = tuple(entry[name] for name in ("model", "kernel", "arch", "tp", "row_slots"))
-            found[key] = max(entry["spill_bytes"], entry["local_bytes"])
-    assert found == SPILLS, printed.err
+        assert (entry["spill_bytes"], entry["local_bytes"]) == (0, 0)
     for name, spec in specs.items():
         chains = {
             (entry["tp"], entry["row_slots"])
