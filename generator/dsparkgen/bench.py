@@ -358,9 +358,18 @@ def render_tables(rows: Sequence[Mapping[str, Any]]) -> str:
 def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows of one GPU, with the ratio to the eager loop (noise on both sides)."""
     columns = {
-        **{name: name for name in ("model", "kernel")},
-        **{"vocab_size": "vocab", "num_steps": "N", "rows": "rows", "us": "us", "noise_us": "noise", "call_us": "call"},
-        **{"eager_us": "eager", "fused_us": "fused", "floor_us": "floor", "pct_of_floor": "% floor"},
+        "model": "model",
+        "kernel": "kernel",
+        "vocab_size": "vocab",
+        "num_steps": "N",
+        "rows": "rows",
+        "us": "us",
+        "noise_us": "noise",
+        "call_us": "call",
+        "eager_us": "eager",
+        "fused_us": "fused",
+        "floor_us": "floor",
+        "pct_of_floor": "% floor",
     }
     lines = [(*columns.values(), "eager/call")]
     for row in rows:

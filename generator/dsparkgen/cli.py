@@ -19,6 +19,7 @@ from dsparkgen import evidence, report, schema, tree
 from dsparkgen.locate import InvalidFile, show_path
 from dsparkgen.render import TemplateError
 from dsparkgen.spec import Arch
+from dsparkgen.workers import SECONDS
 
 NO, BAD_INPUT, CANNOT_TELL = 1, 2, 3
 
@@ -44,7 +45,6 @@ TensorParallel = Annotated[
 Emulated = Annotated[
     str | None, typer.Option(metavar="LIST", help="Instead: the chain over so many ranks, all on one GPU, such as 4,8.")
 ]
-SECONDS = 540.0
 Seconds = Annotated[float, typer.Option(min=1, help="Bound of each process; what it has not done by then has failed.")]
 DTYPE_PAIR = re.compile(r"(bf16|fp32)/(bf16|fp32|none)")
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON here; - is stdout.")]

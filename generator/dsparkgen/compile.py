@@ -191,11 +191,17 @@ def _compile_group(out: Path, group: Sequence[tuple[int, Build]]) -> Iterator[tu
 
 def ask_worker(verb: str, request: Mapping[str, Any], arch: str) -> Iterator[Record]:
     """Runs compile_worker.py for one arch and yields its answers as they come. Raises WorkerError where it does not finish."""
+    yield from ask_process(("dsparkgen.compile_worker", verb), request, arch)
+
+
+def ask_process(module: Sequence[str], request: Mapping[str, Any], arch: str) -> Iterator[Record]:
+    """Runs a module of this package, with its arguments behind its name, that compiles for one arch: the request goes to its standard
+    input, and its answers, a JSON object a line, are yielded as they come. Raises WorkerError where it does not finish."""
     environment = worker_environment(arch)
     with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stderr:
         json.dump(request, stdin)
         stdin.seek(0)
-        command = [sys.executable, "-m", "dsparkgen.compile_worker", verb]
+        command = [sys.executable, "-m", *module]
         with subprocess.Popen(
             command, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
         ) as process:

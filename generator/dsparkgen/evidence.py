@@ -147,13 +147,9 @@ def take(results: Path, file: Path, kernels: Mapping[str, Mapping[str, Any]]) ->
     """
     given, model = load(file), file.stem
     path = results_path(results, given["device"], model)
-    for entry in [*given["rows"], *given["verified"]]:
-        known = kernels.get(f"{model}/{entry['kernel']}", {})
-        digest = entry.get("parent", entry["inputs"])
-        if digest != known.get("inputs") and digest not in known.get("earlier", ()):
-            raise EvidenceError(
-                f"{file}: {entry['kernel']}: inputs {digest} match no {model}/{entry['kernel']} ever checked in"
-            )
+    unknown = _unknown(file, given, model, kernels)
+    if unknown:
+        raise EvidenceError(unknown[0])
     old: dict[str, Any] = load(path) if path.exists() else {"date": "", "command": "", "rows": [], "verified": []}
 
     def rank(entry: Mapping[str, Any]) -> tuple[bool, str]:
@@ -181,6 +177,21 @@ def _merged(
     return [entries[name] for name in sorted(entries, key=lambda name: [(str(type(v)), v) for v in name])]
 
 
+def _unknown(
+    file: Path, document: Mapping[str, Any], model: str, kernels: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """A sentence for each entry of a results file whose digest no checked-in kernel ever had."""
+    found = []
+    for entry in [*document["rows"], *document["verified"]]:
+        known = kernels.get(f"{model}/{entry['kernel']}", {})
+        digest = entry.get("parent", entry["inputs"])
+        if digest != known.get("inputs") and digest not in known.get("earlier", ()):
+            found.append(
+                f"{file}: {entry['kernel']}: inputs {digest} match no {model}/{entry['kernel']} that was ever checked in"
+            )
+    return found
+
+
 def _files(results: Path) -> list[Path]:
     return sorted(results.glob("*/*.json"))
 
@@ -201,14 +212,7 @@ def problems(results: Path, kernels: Mapping[str, Mapping[str, Any]]) -> list[st
             found.append(
                 f"{path}: device: expected {path.parent.name!r}, the folder's name, got {document['device']!r}"
             )
-        for entry in [*document["rows"], *document["verified"]]:
-            known = kernels.get(f"{path.stem}/{entry['kernel']}", {})
-            digest = entry.get("parent", entry["inputs"])
-            if digest != known.get("inputs") and digest not in known.get("earlier", ()):
-                found.append(
-                    f"{path}: {entry['kernel']}: inputs {digest} match no {path.stem}/{entry['kernel']} that was ever "
-                    "checked in"
-                )
+        found += _unknown(path, document, path.stem, kernels)
     return sorted(set(found))
 
 
@@ -276,10 +280,18 @@ def render_table(table: Sequence[KernelState]) -> str:
     )
 
 
-def verified_rows(
+def is_verified(results: Path, device: str, model: str, kernel: str, kernels: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the checked-in code of a kernel was verified on one such GPU."""
+    path = results_path(results, device, model)
+    current = kernels.get(f"{model}/{kernel}", {}).get("inputs")
+    entries = load(path)["verified"] if path.exists() else []
+    return any((x["kernel"], x.get("tp", 1), x["inputs"]) == (kernel, 1, current) for x in entries)
+
+
+def current_rows(
     results: Path, device: str, model: str, kernels: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The timings that docs may quote: rows measured with the kernels that are checked in now."""
+    """The timings that docs may quote: rows measured with the kernels that are checked in now, whether or not these are verified."""
     path = results_path(results, device, model)
     if not path.exists():
         return []

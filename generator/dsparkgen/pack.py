@@ -4,8 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from dsparkgen import __version__
-from dsparkgen.compile import COMPILERS, MESSAGE_LINES, arch_of, compiler_version, worker_environment
+from dsparkgen.compile import COMPILERS, WorkerError, arch_of, ask_process, compiler_version
 from dsparkgen.device import DeviceSpec
 from dsparkgen.device_code import load_device_code
 from dsparkgen.tree import UsageError
@@ -122,22 +120,10 @@ def run_build(
 
 def ask_worker(request: Mapping[str, Any]) -> Iterator[Entry]:
     """Run pack_worker.py for one request and yield its answers as they come; a process that dies is an error among them."""
-    with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stderr:
-        json.dump(request, stdin)
-        stdin.seek(0)
-        command = [sys.executable, "-m", "dsparkgen.pack_worker"]
-        environment = worker_environment(request["arch"])
-        with subprocess.Popen(
-            command, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                yield json.loads(line)
-        if process.returncode:
-            stderr.seek(0)
-            tail = "\n".join(stderr.read().strip().splitlines()[-MESSAGE_LINES:])
-            build = f"a kernel for {request['arch']}"
-            yield {"error": f"the compiling process ended with code {process.returncode}: {tail}", "build": build}
+    try:
+        yield from ask_process(("dsparkgen.pack_worker",), request, request["arch"])
+    except WorkerError as error:
+        yield {"error": str(error), "build": f"a kernel for {request['arch']}"}
 
 
 def write_wheel(entries: Sequence[Entry], cubins: Path, out: Path, name: str) -> Path:

@@ -6,8 +6,9 @@ loop (``fused_us``), the vocabulary-parallel eager loop with NCCL all-gathers (`
 from:
 
 - ``shard_us``: the chain of a model whose whole vocabulary is one rank's shard, on each GPU alone;
-- ``exchange_us``: what the exchange between ranks adds, measured on padding rows, which store no logits;
-- ``tail_us``: the rest, staging the logits for the peers and filling the cache from what they staged.
+- ``exchange_us``: what the exchange between ranks adds, measured on padding rows, which store no logits: the records, and the last
+  position's wait until the peers have said that their logits are there;
+- ``tail_us``: the rest, staging the logits for the peers and copying what they staged into the cache.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsparkgen import models_page
 from dsparkgen.device import load_devices
-from dsparkgen.evidence import verified_rows
+from dsparkgen.evidence import current_rows, is_verified
 from dsparkgen.plan import plan_model, render_text
 from dsparkgen.scaling import Scaling, recorded
 from dsparkgen.scaling import table as scaling_table
@@ -39,10 +39,11 @@ def timings(root: Path) -> str:
     results = root / "benchmarks" / "results"
     sections = []
     for path in sorted(results.glob(f"*/{MODEL}.json")):
-        found = verified_rows(results, path.parent.name, path.stem, kernels)
+        found = current_rows(results, path.parent.name, path.stem, kernels)
         rows = [row for row in found if (row["kernel"], row["tp"]) == ("chain", 1)]
         if rows:
-            sections.append("".join(_table(path.parent.name, path.stem, rows)))
+            verified = is_verified(results, path.parent.name, path.stem, "chain", kernels)
+            sections.append("".join(_table(path.parent.name, path.stem, rows, verified=verified)))
     return "\n".join(sections) or NO_RUN
 
 
@@ -92,7 +93,9 @@ def fill(text: str, root: Path, parts: Mapping[str, Callable[[Path], str]] = PAR
     return text
 
 
-def _table(device: str, model: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _table(device: str, model: str, rows: Sequence[Mapping[str, Any]], *, verified: bool) -> Iterator[str]:
+    if not verified:
+        yield f"These are timings alone: the verification of {model} recorded on {device} is of earlier code, or missing.\n\n"
     yield f"{model} on {device}, microseconds a step of N draft positions, noise included, L2 cold (median):\n\n"
     yield "| vocabulary | N | rows | engine's loop | fused loop | chain | engine / chain | chain alone | of the floor |\n"
     yield "|---|---|---|---|---|---|---|---|---|\n"

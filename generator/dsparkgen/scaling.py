@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsparkgen.evidence import verified_rows
+from dsparkgen.evidence import current_rows
 from dsparkgen.floors import HOP_US
 
 WORLDS = (2, 4, 8, 16)
@@ -120,7 +120,7 @@ def recorded(results: Path, device: str, model: str, kernels: Mapping[str, Mappi
     """Bench rows of the checked-in kernels of a model, from the folders of one kind of GPU, whatever their number."""
     folders = sorted(path.name for path in results.glob(f"{device}*") if path.is_dir())
     own = [name for name in folders if name == device or name.removeprefix(f"{device}-x").isdecimal()]
-    return [row for name in own for row in verified_rows(results, name, model, kernels)]
+    return [row for name in own for row in current_rows(results, name, model, kernels)]
 
 
 def table(lines: Sequence[Line]) -> Iterator[str]:

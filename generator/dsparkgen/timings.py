@@ -166,7 +166,7 @@ class OneGpu:
 
     def __init__(self, bench: Bench, *, pdl: bool) -> None:
         timing = harness(bench.root, "benchmarks.timing")
-        self._bench, self._pdl, product = bench, pdl, bench.product
+        self._bench, product = bench, bench.product
         variants = {"eager": bench.eager()} | ({"fused": bench.fused()} if product.has("fused") else {})
         if bench.config.TRANSFORM != "none":
             variants["plain"] = bench.plain()

@@ -65,6 +65,39 @@ class _Anything:
         return lambda *arguments, **keywords: None
 
 
+def device_module(name: str, module: str, **stand_ins: ModuleType) -> ModuleType:
+    """A module of templates/device as it stands, over numbers in place of DSL values.
+
+    Args:
+        name: what its package is called, for as long as it is imported.
+        module: the module's name.
+        stand_ins: modules of the package to take in place of the files of that name.
+    """
+    package = ModuleType(name)
+    package.__path__ = [str(ROOT / "templates" / "device")]
+    mine = _cutlass({"tid": 0, "cta": 0, "ctas": 1}) | {name: package}
+    for stand_in, found in stand_ins.items():
+        setattr(package, stand_in, found)
+        mine[f"{name}.{stand_in}"] = found
+    with _importable(name, mine):
+        return importlib.import_module(f"{name}.{module}")
+
+
+@contextmanager
+def _importable(package: str, modules: dict[str, ModuleType]) -> Iterator[None]:
+    """Modules that imports find, stand-ins for the DSL among them, until the package of that name is forgotten again."""
+    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "cutlass"}
+    for name in before:
+        del sys.modules[name]
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] in ("cutlass", package)]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
 def _cutlass(place: dict[str, int]) -> dict[str, ModuleType]:
     """Stand-ins for the DSL's modules. `place`: this thread's "tid", "cta" and "ctas"."""
     arch = _Anything()
@@ -500,16 +533,8 @@ class Simulator:
         mine[f"{self.name}.model"].config = config
         mine |= {f"{self.name}._device.ptx": self.machine, f"{self.name}.model.config": config}
         mine |= _cutlass(self.place)
-        before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "cutlass"}
-        for name in before:
-            del sys.modules[name]
-        sys.modules.update(mine)
-        try:
+        with _importable(self.name, mine):
             yield
-        finally:
-            for name in [name for name in sys.modules if name.split(".")[0] in ("cutlass", self.name)]:
-                del sys.modules[name]
-            sys.modules.update(before)
 
     def _by_all_lanes(self) -> Callable[[Any, Any], None]:
         """fetch_first_inputs, in which the lanes write down the warp's order together; lane 0 comes last."""

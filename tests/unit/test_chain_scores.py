@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import struct
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.harness.chain_simulator import LANES, _cutlass, _Uint32
+from tests.harness.chain_simulator import LANES, _Uint32, device_module
 
 DEVICE = Path(__file__).parents[2] / "templates" / "device"
 NAME = "chain_scores_on_numbers"
@@ -71,21 +69,7 @@ class _Memory(ModuleType):
 def scores() -> Iterator[ModuleType]:
     """chain_scores.py over the stand-ins; `scores.memory` is the ptx one."""
     memory = _Memory()
-    mine = _cutlass({"tid": 0, "cta": 0, "ctas": 1})
-    package = ModuleType(NAME)
-    package.__path__ = [str(DEVICE)]  # type: ignore[attr-defined]
-    package.ptx, package.score_ops = memory, ModuleType("score_ops")  # type: ignore[attr-defined]
-    mine |= {NAME: package, f"{NAME}.ptx": memory, f"{NAME}.score_ops": package.score_ops}  # type: ignore[attr-defined]
-    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "cutlass"}
-    for name in before:
-        del sys.modules[name]
-    sys.modules.update(mine)
-    try:
-        module = importlib.import_module(f"{NAME}.chain_scores")
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] in ("cutlass", NAME)]:
-            del sys.modules[name]
-        sys.modules.update(before)
+    module = device_module(NAME, "chain_scores", ptx=memory, score_ops=ModuleType("score_ops"))
     module.memory = memory  # type: ignore[attr-defined]
     yield module
 

@@ -131,15 +131,24 @@ def test_a_digest_that_was_never_checked_in_is_rejected(tmp_path: Path) -> None:
 def test_rows_of_throw_away_code_are_held_to_their_parent(tmp_path: Path) -> None:
     write(tmp_path, rows=[ROW | {"inputs": NEVER, "parent": NOW, "vocab_size": 32}])
     assert evidence.problems(tmp_path, KERNELS) == []
-    assert len(evidence.verified_rows(tmp_path, "h200", "toy", KERNELS)) == 1
+    assert len(evidence.current_rows(tmp_path, "h200", "toy", KERNELS)) == 1
     write(tmp_path, rows=[ROW | {"inputs": NEVER, "parent": "d" * 12, "vocab_size": 32}])
     assert "d" * 12 in evidence.problems(tmp_path, KERNELS)[0]
 
 
 def test_only_rows_of_the_checked_in_kernels_may_be_quoted(tmp_path: Path) -> None:
-    assert evidence.verified_rows(tmp_path, "h200", "toy", KERNELS) == []
+    assert evidence.current_rows(tmp_path, "h200", "toy", KERNELS) == []
     write(tmp_path, rows=[ROW | {"inputs": NOW}, ROW | {"inputs": BEFORE, "rows": 4}])
-    assert [row["rows"] for row in evidence.verified_rows(tmp_path, "h200", "toy", KERNELS)] == [1]
+    assert [row["rows"] for row in evidence.current_rows(tmp_path, "h200", "toy", KERNELS)] == [1]
+
+
+def test_a_timing_verifies_nothing(tmp_path: Path) -> None:
+    assert not evidence.is_verified(tmp_path, "h200", "toy", "chain", KERNELS)
+    over = verified("chain", NOW) | {"tp": 2}
+    write(tmp_path, rows=[ROW | {"inputs": NOW}], verified=[verified("chain", BEFORE), verified("noise", NOW), over])
+    assert not evidence.is_verified(tmp_path, "h200", "toy", "chain", KERNELS)
+    write(tmp_path, verified=[verified("chain", NOW)])
+    assert evidence.is_verified(tmp_path, "h200", "toy", "chain", KERNELS)
 
 
 def test_a_file_in_the_wrong_folder_is_rejected(tmp_path: Path) -> None:
@@ -191,7 +200,7 @@ def test_results_that_no_run_can_have_written_are_not_taken(tmp_path: Path) -> N
     here, there = tmp_path / "here", tmp_path / "there"
     kept = write(here, rows=[ROW | {"inputs": NOW}]).read_text()
     file = write(there, rows=[ROW | {"inputs": NEVER}])
-    with pytest.raises(evidence.EvidenceError, match="match no toy/chain ever checked in"):
+    with pytest.raises(evidence.EvidenceError, match="match no toy/chain that was ever checked in"):
         evidence.take(here, file, KERNELS)
     file.write_text(file.read_text().replace("9.0", "1.0"))
     with pytest.raises(evidence.EvidenceError, match="edited by hand"):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from tests.harness.chain_simulator import LANES, _cutlass, _Uint32
+from tests.harness.chain_simulator import LANES, _Uint32, device_module
 
 DEVICE = Path(__file__).parents[2] / "templates" / "device"
 NAME = "head_tiles_on_numbers"
@@ -52,20 +50,7 @@ class _Memory(ModuleType):
 def head_tiles() -> Iterator[ModuleType]:
     """head_tiles.py over the stand-ins; `head_tiles.memory` is the ptx one."""
     memory = _Memory()
-    package = ModuleType(NAME)
-    package.__path__ = [str(DEVICE)]  # type: ignore[attr-defined]
-    package.ptx = memory  # type: ignore[attr-defined]
-    mine = _cutlass({"tid": 0, "cta": 0, "ctas": 1}) | {NAME: package, f"{NAME}.ptx": memory}
-    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "cutlass"}
-    for name in before:
-        del sys.modules[name]
-    sys.modules.update(mine)
-    try:
-        module = importlib.import_module(f"{NAME}.head_tiles")
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] in ("cutlass", NAME)]:
-            del sys.modules[name]
-        sys.modules.update(before)
+    module = device_module(NAME, "head_tiles", ptx=memory)
     module.memory = memory  # type: ignore[attr-defined]
     yield module
 

@@ -69,20 +69,6 @@ class ChainCalls(ChainSetup):
         self.discard_noise()
         self._noise.provide(num_reqs, idx_mapping, sample_pos, temperature, seeds)
 
-    def draw_noise(
-        self,
-        idx_mapping: torch.Tensor,
-        sample_pos: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        num_reqs: int,
-    ) -> None:
-        """Draw the noise of a call into the buffer on the current stream, as ``sample`` does where none was forked."""
-        host.check_int("num_reqs", num_reqs, 1, self.max_rows)
-        self._expected.check_state(num_reqs, idx_mapping, sample_pos, temperature, seeds)
-        self._noise.discard()
-        self._noise.provide(num_reqs, idx_mapping, sample_pos, temperature, seeds)
-
     @property
     def noise_buffer(self) -> torch.Tensor:
         """The noise of a call, fp32 [samples, pitch]; of emulated ranks [world, samples, pitch]."""

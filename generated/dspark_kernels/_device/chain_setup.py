@@ -214,8 +214,8 @@ class ChainSetup:
         base = host.dtype_name(base_dtype)
         options = Options(self.max_reqs, self.cache_dtype, self.check_ranks, pdl=self.pdl)
         kernel = self.provide(self._recipe(line, base, share, options), self.device)
-        shape = chain_share.block_shape(self.config, line, base) if self.pdl else {}
         if self.pdl and kernel.blocks_per_sm() == 0:
+            shape = chain_share.block_shape(self.config, line, base)
             raise RuntimeError(
                 f"{self.config.MODEL}: pdl: the chain kernel for {slots} row slots and {base} base logits: expected one "
                 f"CTA on an SM, {shape}, but the driver places none; build the sampler without pdl"

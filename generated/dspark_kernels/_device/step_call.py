@@ -5,6 +5,7 @@ Nothing here launches or synchronises; every refusal says what was expected and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -105,10 +106,7 @@ class Buffers:
         config, steps = self._config, self._config.NUM_STEPS
 
         def leading(flat: torch.Tensor, *shape: int) -> torch.Tensor:
-            entries = 1
-            for size in shape:
-                entries *= size
-            return flat[:entries].view(shape)
+            return flat[: math.prod(shape)].view(shape)
 
         packets = shards = None
         if self._world > 1:
