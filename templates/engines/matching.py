@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 DRAFT_SALT = 1 << 30  # what engines add to the position of a draft's noise
+FP32_NOISE = "murmur3_32"
 DTYPES = ("bf16", "fp32")  # of logits, that kernels take
-CHAIN_RANKS = 32  # the chain takes Markov ranks that are multiples
 
 
 class Transform(NamedTuple):
@@ -118,8 +118,11 @@ def _show(value: Any) -> str:
 
 def spec_text(facts: DraftFacts) -> str:
     """A spec for a draft, ready for specs/my_draft.toml."""
-    # Noise drawn ahead is fp32 and for a cache; the chain is built on it.
-    ahead = facts.cache_dtype is not None and facts.noise_scheme == "murmur3_32" and facts.rank_dim % CHAIN_RANKS == 0
+    # Chain and step kernels score in fp32; greedy drafts have no noise, and no cache for the step kernels.
+    if facts.noise_scheme != FP32_NOISE:
+        kernels = ["fused"]
+    else:
+        kernels = ["chain", "fused"] if facts.cache_dtype is None else ["noise", "chain", "fused", "step"]
     tables: dict[str, dict[str, Any]] = {
         "model": {"name": "my_draft", "title": "My draft"},
         "vocabulary": {"target": facts.vocabulary},
@@ -138,7 +141,7 @@ def spec_text(facts: DraftFacts) -> str:
         "logits.transform": {"placement": facts.transform.placement},
         "noise": {"scheme": facts.noise_scheme, "draft_salt": DRAFT_SALT, "step_mix": True},
         "parallel": {"tp": [1], "exchange": "mailbox"},
-        "emit": {"kernels": ["noise", "chain", "fused"] if ahead else ["fused"], "archs": ["sm_90a", "sm_100a"]},
+        "emit": {"kernels": kernels, "archs": ["sm_90a", "sm_100a"]},
         "provenance": {"source": "the engine's draft model"},
     }
     if facts.draft_vocabulary != facts.vocabulary:
