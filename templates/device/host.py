@@ -289,10 +289,21 @@ class TimeoutReport:
 
     def __init__(self, *, pinned: bool) -> None:
         self._words = torch.zeros(REPORT_WORDS, dtype=torch.int32, pin_memory=pinned)
+        self._undying: tuple[object, ...] = ()
         self.address = self._words.data_ptr()
         self._view = (ctypes.c_int32 * REPORT_WORDS).from_address(self.address)
+
+    def keep_after_trap(self, *objects: object) -> None:
+        """Objects whose destructors need the CUDA context: once a kernel has trapped, they are never destroyed.
+
+        Torch's symmetric memory ends the process when it is freed without a context, and with it the error that says why.
+        """
+        self._undying += objects
 
     def raise_if_set(self) -> None:
         """Raise ChainTimeoutError or RanksDifferError when a kernel has reported why it gave up."""
         if self._view[0]:
+            for kept in self._undying:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # beyond the interpreter's own teardown, too
+            self._undying = ()
             raise (RanksDifferError if self._view[0] == RANKS_DIFFER else ChainTimeoutError)(list(self._view))

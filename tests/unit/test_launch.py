@@ -7,7 +7,9 @@ argument that does not fit is refused with what was expected and given, before a
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -564,6 +566,26 @@ def test_ranks_that_differ_are_named(
     error = caught.value
     assert (error.rank, error.peer, error.what, error.expected, error.given, error.epoch) == (1, 5, what, 4, 3, 9)
     assert isinstance(error, host.ChainError) and "CUDA context is lost" in str(error)
+
+
+class Memory:
+    """Stands for memory whose destructor needs the CUDA context."""
+
+
+@pytest.mark.parametrize("trapped", [True, False])
+def test_memory_of_the_ranks_outlives_a_trap(trapped: bool) -> None:
+    report = host.TimeoutReport(pinned=False)
+    memory = Memory()
+    alive = weakref.ref(memory)
+    report.keep_after_trap(memory)
+    if trapped:
+        report._words[0] = 2
+        for _ in range(2):
+            with pytest.raises(host.ChainTimeoutError):
+                report.raise_if_set()
+    del memory, report
+    gc.collect()
+    assert (alive() is not None) == trapped
 
 
 # --- models that draft greedily, or from a reduced vocabulary ---

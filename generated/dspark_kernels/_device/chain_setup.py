@@ -136,6 +136,7 @@ class ChainSetup:
                     num_steps=config.NUM_STEPS,
                     cache_bytes=0 if self.cache_dtype is None else self.cache_dtype.itemsize,
                 )
+                self._report.keep_after_trap(self._peers.buffer)
             except Declined as error:
                 self._refuse(str(error))
 
