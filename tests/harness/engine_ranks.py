@@ -1,12 +1,13 @@
 """The vLLM hook on several tensor-parallel ranks: a process each, with a GPU each or all on the CPU.
 
 Every rank runs the engine's own loop with and without the hook on the same inputs, whole base logits and, with the hook, its LM
-head's shard of them where the chain takes that.
+head's shard of them where the chain takes that; on GPUs also in a captured graph that is replayed with other inputs.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import queue
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ import torch
 import torch.multiprocessing
 
 ROWS = (1, 3, 8, 12)
+GRAPH_ROWS = (3, 8, 12)
+REPLAYS = 10
 MAX_REQS = 15
 SECONDS = 200  # without an answer
 
@@ -77,6 +80,9 @@ def _run(task: Task, rank: int) -> dict[str, Any]:
     device = torch.device("cuda", rank) if task.cuda else torch.device("cpu")
     if task.cuda:
         torch.cuda.set_device(device)
+        os.environ.setdefault(
+            "TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"
+        )  # nothing here uses it, and torch binds it where it can
     dist.init_process_group("gloo", init_method=f"file://{task.meeting}", rank=rank, world_size=task.world)
     group = SimpleNamespace(world_size=task.world, rank_in_group=rank, cpu_group=dist.group.WORLD)
     with loaded_engine(Path(task.files), group=group) as engine, torch.inference_mode():
@@ -89,7 +95,6 @@ def _run(task: Task, rank: int) -> dict[str, Any]:
 def _compare(task: Task, rank: int, device: torch.device, engine: Any) -> dict[str, Any]:
     from tests.harness.cases import exact_case, exact_weights
     from tests.harness.engine_stub import Draft, LmHead
-    from tests.harness.oracle import same_bits
 
     hook = importlib.import_module(f"{task.package}.engines.vllm")
     config = importlib.import_module(f"{task.package}.{task.model}.config")
@@ -100,12 +105,17 @@ def _compare(task: Task, rank: int, device: torch.device, engine: Any) -> dict[s
     if last and task.scenario in ("build", "warm up"):
         setattr(loop, {"build": "__init__", "warm up": "warmup"}[task.scenario], _fail)
     equal: dict[int, bool] = {}
+    replayed: dict[int, list[bool]] = {}
     shards = 0
-    for rows in task.rows:
-        case = exact_case(
-            config.VOCAB_SIZE, config.RANK_DIM, config.NUM_STEPS, rows, seed=rows, device=device, weights=weights,
+
+    def case_of(rows: int, seed: int) -> Any:
+        return exact_case(
+            config.VOCAB_SIZE, config.RANK_DIM, config.NUM_STEPS, rows, seed=seed, device=device, weights=weights,
             max_reqs=MAX_REQS, padding_rows=rows // 3,
         )  # fmt: skip
+
+    for rows in task.rows:
+        case = case_of(rows, rows)
         want = Draft(engine, case).run()
         draft = Draft(engine, case, name="DSparkDeepseekV4ForCausalLM")
         draft.model.lm_head = LmHead(draft.model, rank, task.world)
@@ -117,15 +127,37 @@ def _compare(task: Task, rank: int, device: torch.device, engine: Any) -> dict[s
         hook._serving[draft.model] = serving
         if isinstance(serving, hook.Declined):
             return {"reason": str(serving), "asked": draft.asked()}
-        got = draft.run()
-        equal[rows] = torch.equal(got[0], want[0]) and same_bits(got[1], want[1])
+        equal[rows] = _same(draft.run(), want)
         shards += draft.model.shard_calls
+        if task.cuda and rows in GRAPH_ROWS:
+            replayed[rows] = _replay(draft, [Draft(engine, case_of(rows, 100 + turn)) for turn in range(REPLAYS)])
     return {
         "equal": equal,
+        "replayed": replayed,
         "served": dict(serving.sampler.served),
         "shards": shards,
         "declined": serving.sampler.declined,
     }
+
+
+def _same(got: tuple[torch.Tensor, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Whether draft tokens and logits caches are equal to the bit."""
+    from tests.harness.oracle import same_bits
+
+    return torch.equal(got[0], want[0]) and same_bits(got[1], want[1])
+
+
+def _replay(draft: Any, loops: list[Any]) -> list[bool]:
+    """Capture a hooked draft's step; whether each replay, with another draft's inputs, draws what that one's loop draws."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        draft.run()
+    found = []
+    for loop in loops:
+        draft.take_inputs(loop)
+        graph.replay()
+        found.append(_same((draft.speculator.draft_tokens, draft.speculator.draft_logits), loop.run()))
+    return found
 
 
 def _fail(*arguments: Any, **options: Any) -> None:

@@ -201,6 +201,14 @@ class Draft:
         name = type(self.model).__name__
         hook.give_method(SimpleNamespace(**{name: type(self.model)}), (name,))
 
+    def take_inputs(self, other: "Draft") -> None:
+        """Copy what another draft of the same shapes has in the buffers that a step reads, and its poisoned outputs."""
+        mine, given = self.speculator, other.speculator
+        for name in ("temperature", "seeds", "sample_idx_mapping", "sample_pos", "draft_tokens", "draft_logits"):
+            getattr(mine, name).copy_(getattr(given, name))
+        mine.input_buffers.input_ids.copy_(given.input_buffers.input_ids)
+        self.model.logits.copy_(other.model.logits)
+
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """One step of the engine's own `_sample_sequential`; draft tokens and logits cache."""
         self.speculator._sample_sequential(self.rows, self.hidden)

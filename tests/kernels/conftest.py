@@ -28,6 +28,12 @@ def cuda() -> Iterator[object]:
         yield torch.device("cuda", torch.cuda.current_device())
 
 
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """For tests that compile kernels which no pack has: skips where CuTe DSL is not installed."""
+    pytest.importorskip("cutlass", reason="needs CuTe DSL: compiles kernels that no pack has")
+
+
 @pytest.fixture
 def product(model: str, cuda: object) -> object:
     """A checked-in model, on a GPU that its plans describe."""

@@ -4,6 +4,7 @@ Weights are exact (tests/harness/cases.py), so that the chain's sums agree with 
 """
 
 import importlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -107,10 +108,9 @@ def test_draws_what_the_loop_draws(
 ) -> None:
     case = kind.case(rows, rows)
     want = kind.draft(engine, case).run()
-    before = dict(served.sampler.served)
+    before = Counter(served.sampler.served)
     got = hooked(kind.draft(engine, case), hook, served).run()
-    taken = {kernel for kernel, calls in served.sampler.served.items() if calls != before.get(kernel, 0)}
-    assert taken == {served.sampler.path(rows)[0]}
+    assert served.sampler.served - before == {"chain" if rows <= kind.config.MAX_ROWS else "step": 1}
     assert torch.equal(got[0], want[0])
     assert same_bits(got[1], want[1])
 
@@ -126,17 +126,31 @@ def test_draws_in_a_captured_graph(
     with torch.cuda.graph(graph):
         draft.run()
     for step in range(REPLAYS):
-        case = kind.case(rows, 101 + step)
-        loop = kind.draft(engine, case)
-        ours, theirs = draft.speculator, loop.speculator
-        for name in ("temperature", "seeds", "sample_idx_mapping", "sample_pos", "draft_tokens", "draft_logits"):
-            getattr(ours, name).copy_(getattr(theirs, name))
-        ours.input_buffers.input_ids.copy_(theirs.input_buffers.input_ids)
-        draft.model.logits.copy_(loop.model.logits)
+        loop = kind.draft(engine, kind.case(rows, 101 + step))
+        draft.take_inputs(loop)
         graph.replay()
         want = loop.run()
-        assert torch.equal(ours.draft_tokens, want[0]), f"replay {step}"
-        assert same_bits(ours.draft_logits, want[1]), f"replay {step}"
+        assert torch.equal(draft.speculator.draft_tokens, want[0]), f"replay {step}"
+        assert same_bits(draft.speculator.draft_logits, want[1]), f"replay {step}"
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_the_fused_loop_draws_where_neither_compiler_nor_pack_is(
+    kind: Kind, hook: ModuleType, engine: engine_wheel.Engine, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    from dspark_kernels._device import kernel_store
+
+    monkeypatch.setattr(kernel_store, "why_none", lambda recipes, device: "no kernels here")
+    case = kind.case(rows, rows)
+    want = kind.draft(engine, case).run()
+    draft = kind.draft(engine, case)
+    draft.give_hook(hook)
+    got = draft.run()
+    sampler = hook._serving[draft.model].sampler
+    assert sampler.served == {"fused": 1}
+    assert "no kernels here" in sampler.declined["chain"] and "no kernels here" in sampler.declined["step"]
+    assert torch.equal(got[0], want[0])
+    assert same_bits(got[1], want[1])
 
 
 def test_builds_before_capture_only(

@@ -84,7 +84,7 @@ class Late:
 
 
 @pytest.fixture(params=["one row", "most rows"])
-def late(request: pytest.FixtureRequest, subject: Any, checks: Any, product: Any) -> Late:
+def late(request: pytest.FixtureRequest, compiler: None, subject: Any, checks: Any, product: Any) -> Late:
     found = Late(subject, checks, 1 if request.param == "one row" else product.config.MAX_ROWS)
     found.case.poison()
     found.launch()  # compiles

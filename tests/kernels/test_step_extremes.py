@@ -36,6 +36,7 @@ def logits_of_one_kind(generator: Any, shape: tuple[int, ...], device: Any) -> I
     yield "rising", torch.linspace(-30, 30, shape[-1], device=device).expand(shape)
 
 
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("heats", HEATS)
 def test_draws_what_the_oracle_draws(product: Any, heats: str) -> None:
     """On weights whose dot products are exact, at every block size."""

@@ -35,5 +35,6 @@ def test_ranks_draw_what_the_loop_draws(world: int, tmp_path: Path) -> None:
     )
     for answer in engine_ranks.run_ranks(task):
         assert answer["equal"] == dict.fromkeys(engine_ranks.ROWS, True), answer
+        assert answer["replayed"] == dict.fromkeys(engine_ranks.GRAPH_ROWS, [True] * engine_ranks.REPLAYS), answer
         # Up to 8 rows by the chain over the ranks, which takes each rank's shard of the logits; more by each rank alone.
-        assert answer["served"].get("chain") == 3 and answer["shards"] == 3, answer
+        assert answer["served"] == {"chain": 3 + 2, "step": 1 + 1} and answer["shards"] == 3, answer
