@@ -14,6 +14,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 LAUNCHES = 200
@@ -49,7 +50,7 @@ def measure(model: str, max_reqs: int, rows: Sequence[int]) -> dict[str, Any]:
     cases = [exact_case(*shape, n, seed=n, device=device, weights=weights, max_reqs=max_reqs) for n in rows]
     torch.cuda.synchronize()
     prepared = time.perf_counter()
-    sampler = sampler_type(*weights, max_reqs=max_reqs, cache_dtype=cases[0].logits_cache.dtype)
+    sampler = sampler_type(*weights, max_reqs=max_reqs, cache_dtype=torch.bfloat16)
     sampler.sample(*cases[0].call_arguments, query_per_row=cases[0].query_per_row)
     torch.cuda.synchronize()
     drawn = time.perf_counter()
@@ -58,7 +59,7 @@ def measure(model: str, max_reqs: int, rows: Sequence[int]) -> dict[str, Any]:
     calls = {
         str(case.rows): {
             "kernel": sampler.path(case.rows, case.base_logits)[0],
-            "us": _host_us(lambda case=case: sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)),
+            "us": _host_us(partial(sampler.sample, *case.call_arguments, query_per_row=case.query_per_row)),
         }
         for case in cases
     }
