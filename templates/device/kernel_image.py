@@ -96,11 +96,26 @@ def source_digest(start: Path) -> str:
         if path in found:
             continue
         found[path] = path.read_bytes()
-        for node in ast.walk(ast.parse(found[path])):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                waiting += _imported_files(path.parents[node.level - 1], node)
+        for node in _relative_imports(found[path]):
+            waiting += _imported_files(path.parents[node.level - 1], node)
     named = sorted((path.name, sha256(data)) for path, data in found.items())
     return sha256(json.dumps(named).encode())[:16]
+
+
+@lru_cache(maxsize=256)
+def _relative_imports(source: bytes) -> tuple[ast.ImportFrom, ...]:
+    """The relative imports of a module, inside functions too. Kernels share most of their modules, which are parsed once."""
+    found: list[ast.ImportFrom] = []
+    waiting: list[ast.AST] = [ast.parse(source)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.ImportFrom) and node.level:
+            found.append(node)
+        # Statements alone hold imports: leaving out the expressions saves most of the walk.
+        for _, inner in ast.iter_fields(node):
+            if isinstance(inner, list):
+                waiting += [one for one in inner if isinstance(one, (ast.stmt, ast.excepthandler, ast.match_case))]
+    return tuple(found)
 
 
 def _imported_files(folder: Path, node: ast.ImportFrom) -> list[Path]:
