@@ -52,7 +52,7 @@ bench-tp: ## the chain over TP GPUs (TP=2): tests, verification, timings; needs 
 
 docs: $(STAMP) ## rewrite what the pages take from code and recorded runs
 	@$(BIN)/python -m dsparkgen.reference docs/spec-reference.md
-	@$(BIN)/python -m dsparkgen.readme README.md docs/models.md docs/scaling.md
+	@$(BIN)/python -m dsparkgen.readme README.md docs/models.md docs/packs.md docs/scaling.md
 
 format: $(STAMP) ## ruff format over the hand-written Python
 	@$(BIN)/ruff format generator templates tests

@@ -1,8 +1,9 @@
 """The parts of pages that are written from the repository: plans, and the timings of recorded runs.
 
-python -m dsparkgen.readme README.md docs/models.md docs/scaling.md
+python -m dsparkgen.readme README.md docs/models.md docs/packs.md docs/scaling.md
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,6 +68,36 @@ def scaling(root: Path) -> str:
     return "".join(scaling_table(lines)) if lines else NO_RUN
 
 
+def startup(root: Path) -> str:
+    """Markdown of the recorded runs from a pack whose kernels are those checked in; a sentence where there is none."""
+    kernels = read_manifest(root / "generated").get("kernels", {})
+    sections = []
+    for path in sorted((root / "benchmarks" / "results").glob("*/startup/*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        current = {name: kernels.get(f"{found['model']}/{name}", {}).get("inputs") for name in found["kernels"]}
+        if found["passed"] and found["kernels"] == current:
+            sections.append("".join(_startup(path.parents[1].name, found)))
+    return "\n".join(sections) or NO_RUN
+
+
+def _startup(device: str, found: Mapping[str, Any]) -> Iterator[str]:
+    ran = sum(test["ran"] for test in found["tests"].values())
+    starts, versions = found["startup"], found["versions"]
+    number = sum(starts["pack"]["origins"].values())
+    yield f"{found['model']} on {device}, {found['date']}, PyTorch {versions['torch']}, Triton {versions['triton']}, "
+    yield f"{versions['compiler']}: {ran} tests and all checks of `verify` passed from the pack. A `DraftSampler` for "
+    yield f"{starts['pack']['max_reqs']} requests, {number} kernels of chain and step:\n\n"
+    rows = list(starts["pack"]["calls"].items())
+    heads = [f"call of {count} row{'s' * (count != '1')} ({call['kernel']}), us" for count, call in rows]
+    yield f"| kernels from | first draw, s | all warm, s | launch, us | {' | '.join(heads)} |\n"
+    yield f"|---|---|---|---|{'---|' * len(rows)}\n"
+    for way, start in starts.items():
+        calls = [f"{start['calls'][count]['us']:.0f}" for count, _ in rows]
+        seconds = [f"{start[key]:.2f}" for key in ("first_draw_s", "warm_s")]
+        launch = "" if start["launch_us"] is None else f"{start['launch_us']:.1f}"
+        yield f"| {' | '.join([way, *seconds, launch, *calls])} |\n"
+
+
 def _recorded(root: Path) -> dict[str, list[dict[str, Any]]]:
     """Bench rows of the checked-in kernels on `DEVICE`, by model."""
     kernels = read_manifest(root / "generated").get("kernels", {})
@@ -77,6 +108,7 @@ def _recorded(root: Path) -> dict[str, list[dict[str, Any]]]:
 PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     "README.md": {"plan": plan, "timings": timings},
     "docs/models.md": {"models": models, "steps": steps},
+    "docs/packs.md": {"startup": startup},
     "docs/scaling.md": {"scaling": scaling},
 }
 PARTS = PAGES["README.md"]

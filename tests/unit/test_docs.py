@@ -69,3 +69,37 @@ def test_an_edited_run_is_refused(tmp_path: Path) -> None:
 def test_a_page_without_a_place_for_a_part_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got a page without"):
         readme.fill("# no place\n", tmp_path)
+
+
+def startup_run(root: Path, digest: str, passed: bool = True) -> None:
+    """A recorded run from a pack, and a manifest with one chain kernel."""
+    start = {
+        "max_reqs": 64, "origins": {"pack some": 30}, "first_draw_s": 0.881, "warm_s": 1.066, "launch_us": 6.25,
+        "calls": {"1": {"kernel": "chain", "us": 50.4}, "16": {"kernel": "step", "us": 130.0}},
+    }  # fmt: skip
+    cold = start | {"origins": {"compiled": 30}, "first_draw_s": 6.1, "warm_s": 30.2, "launch_us": None}
+    run = {
+        "model": "some", "date": "2026-11-30", "kernels": {"chain": digest}, "passed": passed,
+        "versions": {"torch": "2.11", "triton": "3.6.0", "compiler": "dsl 4.8.1 cu13"},
+        "tests": {"kernels": {"ran": 6}, "step kernels": {"ran": 31}}, "startup": {"pack": start, "compiler, cold": cold},
+    }  # fmt: skip
+    folder = root / "benchmarks" / "results" / "h200" / "startup"
+    folder.mkdir(parents=True)
+    (folder / "some.json").write_text(json.dumps(run))
+    (root / "generated").mkdir()
+    (root / "generated" / "MANIFEST.json").write_text(json.dumps({"kernels": {"some/chain": {"inputs": "a" * 12}}}))
+
+
+def test_a_run_from_a_pack_is_quoted(tmp_path: Path) -> None:
+    startup_run(tmp_path, "a" * 12)
+    text = readme.startup(tmp_path)
+    assert "some on h200, 2026-11-30, PyTorch 2.11, Triton 3.6.0, dsl 4.8.1 cu13: 37 tests and all checks" in text
+    assert "| kernels from | first draw, s | all warm, s | launch, us | call of 1 row (chain), us |" in text
+    assert "| pack | 0.88 | 1.07 | 6.2 | 50 | 130 |\n" in text
+    assert "| compiler, cold | 6.10 | 30.20 |  | 50 | 130 |\n" in text
+
+
+@pytest.mark.parametrize(("digest", "passed"), [("b" * 12, True), ("a" * 12, False)])
+def test_a_run_of_earlier_kernels_or_that_failed_is_not_quoted(tmp_path: Path, digest: str, passed: bool) -> None:
+    startup_run(tmp_path, digest, passed)
+    assert readme.startup(tmp_path) == readme.NO_RUN

@@ -109,6 +109,6 @@ def test_pages_are_current() -> None:
     from dsparkgen import readme
 
     assert json.loads((ROOT / "generated" / "MANIFEST.json").read_text())["kernels"]
-    for name in ("docs/models.md", "docs/scaling.md"):
+    for name in ("docs/models.md", "docs/packs.md", "docs/scaling.md"):
         text = (ROOT / name).read_text()
         assert text == readme.fill(text, ROOT, readme.PAGES[name]), "run `make docs`"
