@@ -51,6 +51,14 @@ class DeviceSpec(Table):
     """One GPU."""
 
     RULES = (_marks, _arch, _shared_memory)
+    HINTS = {
+        "l2_bytes": "in bytes",
+        "hbm_bytes_per_s": "in bytes per second",
+        "l2_bytes_per_s": "in bytes per second",
+        "grid_barrier_us": "in microseconds",
+        "launch_us": "in microseconds",
+        "clock_hz": "in hertz",
+    }
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=32)] = Field(
         description="Short name; equal to the file name without .toml."
@@ -66,18 +74,20 @@ class DeviceSpec(Table):
         description="Shared memory of an SM, in bytes; each resident block takes 1024 bytes more than it asks for."
     )
     registers_per_sm: Annotated[int, Field(ge=1024)] = Field(description="32-bit registers of an SM.")
-    l2_bytes: Annotated[int, Field(ge=1)] = Field(description="L2 cache, in bytes.")
-    hbm_bytes_per_s: Annotated[float, Field(gt=0)] = Field(description="Device memory bandwidth, in bytes per second.")
-    l2_bytes_per_s: Annotated[float, Field(gt=0)] = Field(
+    l2_bytes: Annotated[int, Field(ge=1 << 20)] = Field(description="L2 cache, in bytes.")
+    hbm_bytes_per_s: Annotated[float, Field(ge=1e11)] = Field(
+        description="Device memory bandwidth, in bytes per second."
+    )
+    l2_bytes_per_s: Annotated[float, Field(ge=1e11)] = Field(
         description="Bandwidth from L2 into shared memory by bulk copies, whole device, in bytes per second."
     )
-    grid_barrier_us: Annotated[float, Field(gt=0)] = Field(
+    grid_barrier_us: Annotated[float, Field(ge=0.05, le=100)] = Field(
         description="One barrier over a block on every SM, in microseconds."
     )
-    launch_us: Annotated[float, Field(gt=0)] = Field(
+    launch_us: Annotated[float, Field(ge=0.1, le=1000)] = Field(
         description="From launch to the first instruction, and end to event, in microseconds."
     )
-    clock_hz: Annotated[float, Field(gt=0)] = Field(description="SM clock under load, in hertz.")
+    clock_hz: Annotated[float, Field(ge=1e8)] = Field(description="SM clock under load, in hertz.")
     provenance: dict[str, Mark] = Field(description="For every number: measured, published or estimated.")
 
     @model_validator(mode="after")

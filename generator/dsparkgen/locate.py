@@ -11,7 +11,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from pathlib import Path
@@ -26,6 +26,9 @@ ModelT = TypeVar("ModelT", bound="Table")
 
 MAX_FILE_BYTES = 1 << 20  # a spec is a few kilobytes; a larger file is a wrong file
 MAX_SHOWN = 60  # characters of a wrong value that an error repeats
+MISSING = "required key is missing"
+SPELLINGS = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32"}  # what data types are called elsewhere
+NO_SPELLING = ("float16", "fp16", "half")  # look like a data type of this format, and are another one
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _POSITION = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 
@@ -64,6 +67,9 @@ class Table(BaseModel):
 
     RULES: ClassVar[tuple[typing.Callable[[Any], Iterator[tuple[Location, str]]], ...]] = ()
     """Checks across fields; each yields (location, message) and may read any field of the table it is given."""
+
+    HINTS: ClassVar[Mapping[str, str]] = {}
+    """By key, what stands behind an error of its value: a unit, or what to write instead."""
 
     def check_rules(self) -> None:
         """Raise PydanticCustomError with every broken rule; for a `model_validator` of the top table."""
@@ -350,8 +356,11 @@ def validate(document: Document, model: type[ModelT]) -> ModelT:
     for detail in details:
         where = tuple(detail["loc"])
         # A misspelt required key is one mistake: its absence is not reported beside it.
-        if detail["type"] not in ("rules", "extra_forbidden", "default_factory_not_called") and where not in guesses:
-            problems.append(document.problem(where, describe(detail)))
+        if detail["type"] in ("rules", "extra_forbidden", "default_factory_not_called"):
+            continue
+        if detail["type"] == "missing" and where in guesses:
+            continue
+        problems.append(document.problem(where, describe(detail, _hint(model, where))))
     if bad:
         partial = _Partial(model, document.data, frozenset(bad), ())
         for rule in model.RULES:
@@ -362,8 +371,8 @@ def validate(document: Document, model: type[ModelT]) -> ModelT:
     raise InvalidFile(problems)
 
 
-def describe(detail: ErrorDetails) -> str:
-    """One Pydantic error as a sentence: what was expected and what was given."""
+def describe(detail: ErrorDetails, hint: str = "") -> str:
+    """One Pydantic error as a sentence: what was expected and what was given, and the field's hint unless a value is guessed."""
     kind, ctx = detail["type"], detail.get("ctx", {})
     given = f" (got {show(detail['input'])})"
     bounds = {
@@ -384,18 +393,20 @@ def describe(detail: ErrorDetails) -> str:
         "finite_number": "a finite number",
     }
     if kind == "missing":
-        return "required key is missing"
+        return MISSING
+    behind = f": {hint}" if hint else ""
     if kind in types_:
-        return f"must be {types_[kind]}{given}"
+        return f"must be {types_[kind]}{given}{behind}"
     if kind in bounds:
         words, key = bounds[kind]
-        return f"must be {words} {ctx[key]}{given}"
+        bound = f"{ctx[key]:g}" if isinstance(ctx[key], float) else ctx[key]
+        return f"must be {words} {bound}{given}{behind}"
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", ctx["expected"]) or [ctx["expected"]]
-        close = _close(detail["input"], allowed) if isinstance(detail["input"], str) else None
+        close = _meant(detail["input"], allowed) if isinstance(detail["input"], str) else None
         quoted = [part if part.isdigit() else f'"{part}"' for part in allowed]
         expected = quoted[0] if len(quoted) == 1 else f"one of {', '.join(quoted)}"
-        return f"must be {expected}{given}" + (f'; did you mean "{close}"?' if close else "")
+        return f"must be {expected}{given}" + (f'; did you mean "{close}"?' if close else behind)
     if kind in ("too_short", "too_long"):
         words, key = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
         return f"must have {words} {ctx[key]} item{'' if ctx[key] == 1 else 's'} (got {ctx['actual_length']})"
@@ -488,6 +499,25 @@ def _known_keys(model: type[Table], where: Location) -> list[str]:
                 return []
             model = inner
     return list(model.model_fields)
+
+
+def _hint(model: type[Table], where: Location) -> str:
+    """What a table says beside an error of one of its keys, or of an item of that key's array."""
+    found: type[Table] | None = model
+    hint = ""
+    for part in where:
+        if isinstance(part, str) and found is not None:
+            hint = found.HINTS.get(part, "")
+            found = _table_in(found.model_fields[part]) if part in found.model_fields else None
+    return hint
+
+
+def _meant(word: str, allowed: typing.Sequence[str]) -> str | None:
+    """The allowed word that a wrong one stands for, or None."""
+    other = SPELLINGS.get(word.lower())
+    if other is not None or word.lower() in NO_SPELLING:
+        return other if other in allowed else None
+    return _close(word, allowed)
 
 
 def _close(word: str, known: typing.Sequence[str]) -> str | None:

@@ -91,10 +91,15 @@ def _type(entry: Schema, definitions: Mapping[str, Schema]) -> str:
         return f"list of {_type(entry['items'], definitions)}"
     if entry["type"] == "object":
         return f"table of {_type(entry['additionalProperties'], definitions)}"
-    bounds = [f"{sign} {entry[key]}" for key, sign in BOUNDS.items() if key in entry]
+    bounds = [f"{sign} {_number(entry[key])}" for key, sign in BOUNDS.items() if key in entry]
     if "multipleOf" in entry:
         bounds.append(f"a multiple of {entry['multipleOf']}")
     return ", ".join([entry["type"], *bounds])
+
+
+def _number(value: float) -> str:
+    """A bound, without zeros that say nothing."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _one_line(text: str) -> str:

@@ -25,6 +25,7 @@ FP32_EXPONENT = 126  # of the largest power of two whose inverse is a normal fp3
 Broken = Iterator[tuple[Location, str]]
 
 EXAMPLE_KEY = "vocabulary.target"
+BF16_WEIGHTS = 'the kernels take bf16 weights; if the engine casts at load, write "bf16" and say so in provenance.notes'
 
 # A Gumbel key packs an ordered fp32 score (32 bits) and the token id; 24 bits of id leave 8 for a tag.
 MAX_VOCABULARY = 1 << 24
@@ -65,14 +66,21 @@ class Vocabulary(Table):
 class Markov(Table):
     """The Markov head: bias = head @ embed[previous token]."""
 
+    HINTS = {"embed_dtype": BF16_WEIGHTS, "head_dtype": BF16_WEIGHTS}
+
     rank_dim: Annotated[int, Field(ge=64, le=512, multiple_of=16)] = Field(
         description="Inner dimension of embedding and head."
     )
     head_type: Literal["vanilla", "gated", "rnn"] = Field(
         default="vanilla", description="Form of the head; `vanilla` is one matrix product."
     )
-    embed_dtype: Literal["bf16"] = Field(default="bf16", description="Data type of the Markov embedding.")
-    head_dtype: Literal["bf16"] = Field(default="bf16", description="Data type of the Markov head.")
+    embed_dtype: Literal["bf16"] = Field(
+        default="bf16",
+        description="Data type of the Markov embedding, as the engine hands it over, after any cast at load.",
+    )
+    head_dtype: Literal["bf16"] = Field(
+        default="bf16", description="Data type of the Markov head, as the engine hands it over, after any cast at load."
+    )
     bias_rounding: Literal["bf16", "none"] = Field(
         default="bf16", description="Rounding of the fp32 bias before it is added: to bf16, or none."
     )
@@ -215,7 +223,9 @@ class Provenance(Table):
 
     source: Annotated[str, Field(min_length=1)] = Field(description="Public source of the numbers.")
     notes: str = Field(default="", description="Anything a reader of the numbers should know.")
-    unknown: tuple[str, ...] = Field(default=(), description="Keys whose value no public source states.")
+    unknown: tuple[str, ...] = Field(
+        default=(), description="Keys that no public source states; their values here are assumptions."
+    )
     unverified: tuple[str, ...] = Field(default=(), description="Keys whose value comes from a related model.")
 
 

@@ -3,7 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import pytest
 from hypothesis import given, settings
@@ -199,6 +199,38 @@ def test_rules_run_beside_field_errors_but_not_on_bad_fields() -> None:
 
 def test_a_misspelt_required_key_is_one_error() -> None:
     assert _problems("limits = 1\nname = 'y'\n[inner]\nsize = 2\n") == ["1 limits: unknown key; did you mean limit?"]
+
+
+def test_a_wrong_value_beside_a_misspelt_key_is_reported_too() -> None:
+    assert _problems("limit = 'a'\nlimits = 1\nname = 'y'\n[inner]\nsize = 2\n") == [
+        '1 limit: must be an integer (got "a")',
+        "2 limits: unknown key; did you mean limit?",
+    ]
+
+
+class Typed(Table):
+    HINTS = {"weights": "bf16 alone", "rate": "in hertz"}
+
+    weights: Literal["bf16"] = "bf16"
+    logits: tuple[Literal["bf16", "fp32"], ...] = ()
+    rate: Annotated[float, Field(ge=1e8)] = 1e9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("weights = 'bfloat16'", 'weights: must be "bf16" (got "bfloat16"); did you mean "bf16"?'),
+        ("weights = 'float32'", 'weights: must be "bf16" (got "float32"): bf16 alone'),
+        ("weights = 'fp16'", 'weights: must be "bf16" (got "fp16"): bf16 alone'),
+        ("logits = ['float32']", 'logits[0]: must be one of "bf16", "fp32" (got "float32"); did you mean "fp32"?'),
+        ("logits = ['float16']", 'logits[0]: must be one of "bf16", "fp32" (got "float16")'),
+        ("rate = 1.98", "rate: must be at least 1e+08 (got 1.98): in hertz"),
+    ],
+)
+def test_hints_name_the_unit_or_what_to_write(text: str, message: str) -> None:
+    with pytest.raises(InvalidFile) as error:
+        validate(parse_document(text.encode(), "x.toml"), Typed)
+    assert [f"{problem.key}: {problem.message}" for problem in error.value.problems] == [message]
 
 
 def test_problems_sort_by_line_and_print_like_a_compiler() -> None:

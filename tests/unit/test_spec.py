@@ -154,6 +154,34 @@ def test_devices() -> None:
     assert all(set(device.provenance) == set(NUMBERS) for device in devices.values())
 
 
+def test_weights_in_another_type_say_what_to_write() -> None:
+    text = VALID.decode().replace('head_dtype = "bf16"', 'head_dtype = "fp32"')
+    with pytest.raises(
+        InvalidFile, match=r'head_dtype: must be "bf16" \(got "fp32"\): the kernels take bf16 weights; if the'
+    ):
+        parse_spec(parse_document(text.encode(), "x.toml"), stem="deepseek_v41")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        ("l2_bytes = 60", "must be at least 1048576 (got 60): in bytes"),
+        ("hbm_bytes_per_s = 4300.0", "must be at least 1e+11 (got 4300.0): in bytes per second"),
+        ("l2_bytes_per_s = 8.3", "must be at least 1e+11 (got 8.3): in bytes per second"),
+        ("grid_barrier_us = 930.0", "must be at most 100 (got 930.0): in microseconds"),
+        ("launch_us = 3.0e-6", "must be at least 0.1 (got 3e-06): in microseconds"),
+        ("clock_hz = 1980.0", "must be at least 1e+08 (got 1980.0): in hertz"),
+    ],
+)
+def test_a_device_in_other_units_is_refused(tmp_path: Path, number: str, message: str) -> None:
+    text = (ROOT / "specs" / "devices" / "h200.toml").read_text()
+    path = tmp_path / "h200.toml"
+    path.write_text(re.sub(rf"(?m)^{number.split()[0]} = [^\"\n#]*", number + "\n", text, count=1))
+    with pytest.raises(InvalidFile) as error:
+        read_device(path)
+    assert [problem.message for problem in error.value.problems] == [message]
+
+
 def test_device_errors(tmp_path: Path) -> None:
     text = (ROOT / "specs" / "devices" / "h200.toml").read_text()
     text = text.replace('arch = "sm_90a"', 'arch = "sm_100a"').replace('clock_hz = "measured"\n', "")
