@@ -24,6 +24,7 @@ WIDTH = 120
 SECTIONS = ("", "dspark_config", "dflash_config", "eagle_config", "text_config", "transformer_layer_config")
 RANK_KEYS = ("markov_rank", "dspark_markov_rank")
 TRANSFORM_KEYS = ("logit_scale", "output_multiplier", "final_logit_softcapping", "output_soft_cap_temp")
+CONFIDENCE_KEY = "enable_confidence_head"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # owner/name, and so no path of a machine
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
 
@@ -482,17 +483,23 @@ class _Builder:
             known = isinstance(address, str) and HUB_NAME.fullmatch(address)
             source = f"{self.config.name} of {address}" if known else self.config.name
             self.entries["provenance.source"] = Entry(source, "complete it: the public address and the revision")
-        states = {state: [key for key, entry in self.entries.items() if entry.state == state] for state in STATES}
+        numbers = {key: entry for key, entry in self.entries.items() if not key.startswith("provenance.")}
+        states = {state: [key for key, entry in numbers.items() if entry.state == state] for state in STATES}
+        notes = []
         if states["unverified"] and self.like is not None:
-            note = f"What is unverified was taken from {self.like.model.name}."
-            self.entries["provenance.notes"] = Entry(note)
+            notes.append(f"What is unverified was taken from {self.like.model.name}.")
+        confidence = self.find(bool, CONFIDENCE_KEY)
+        if confidence is not None and confidence.value:
+            notes.append(f"The config enables a confidence head ({confidence.path}); these kernels do not compute it.")
+        if notes:
+            self.entries["provenance.notes"] = Entry(" ".join(notes))
         for state, comment in STATES.items():
             if states[state]:
                 self.entries[f"provenance.{state}"] = Entry(tuple(states[state]), comment)
 
 
 STATES = {
-    "unknown": "no source that was read states these; take out what you filled in",
+    "unknown": "no source that was read states these; their values here are assumptions: take out what a public source states",
     "unverified": "a related model's values; take out what you checked",
 }
 

@@ -16,12 +16,13 @@ from rich.table import Table
 from dsparkgen import __version__
 from dsparkgen.device_code import load_device_code
 from dsparkgen.evidence import KernelState, render_table
-from dsparkgen.locate import InvalidFile, Problem, read_document, show_path
+from dsparkgen.locate import MISSING, InvalidFile, Problem, read_document, show_path
 from dsparkgen.spec import ModelSpec, read_spec
 from dsparkgen.tree import MANIFEST, PACKAGE, RUFF_VERSION, Change, Roots, Tree, formatter_version
 
 toolkit = load_device_code("toolkit")
 
+FEW_TOKENS = 1024  # a smaller target vocabulary is more likely a count in thousands
 LIST_WIDTH = 120  # characters where no terminal says how wide it is
 
 Style = Literal["text", "github"]
@@ -39,17 +40,24 @@ def problems(found: Sequence[Problem], style: Style = "text") -> None:
 def new_spec(path: Path) -> None:
     """What `new` wrote, what its reader says, and what comes next."""
     print(f"{'wrote':<9}{show_path(path)}")
+    document = read_document(path)
+    found: tuple[Problem, ...] = ()
     try:
-        spec = read_spec(path)
-        left, errors = spec.provenance.unknown, False
+        read_spec(path)
     except InvalidFile as error:
-        for problem in error.problems:
-            print(problem)
-        data = read_document(path).data
-        left, errors = data.get("provenance", {}).get("unknown", ()), True
+        found = error.problems
+    title = document.problem(("model", "title"), "the name for people; so far that of the package")
+    wrong = [problem for problem in found if problem.message != MISSING]
+    for heading, listed in (
+        ("to fill in:", sorted({title, *found} - {*wrong})),
+        ("what today's kernels and this format do not take:", wrong),
+    ):
+        if listed:
+            print("\n".join([heading, *map(str, listed)]))
+    left = document.data.get("provenance", {}).get("unknown", ())
     if left:
         print(f"unknown: {', '.join(left)}")
-    first = "resolve the errors above" if errors else "check the values"
+    first = "resolve the errors above" if found else "check the values"
     print(f"next: {first}, state the public source under [provenance], then run: dsparkgen generate {path.stem}")
 
 
@@ -58,7 +66,15 @@ def written(done: Sequence[Change], tree: Tree, roots: Roots) -> None:
     words = {"missing": "wrote", "changed": "updated", "edited by hand": "restored", "orphaned": "deleted"}
     for change in done:
         print(f"{words[change.kind]:<9}{show_path(roots.out / change.path)}")
-    print(f"{len(done)} of {_count(len(tree.files), 'file')} changed, {_count(len(tree.specs), 'model')}")
+    deleted = sum(change.kind == "orphaned" for change in done)
+    gone = f", {deleted} deleted" if deleted else ""
+    print(
+        f"{len(done) - deleted} of {_count(len(tree.files), 'file')} changed{gone}, {_count(len(tree.specs), 'model')}"
+    )
+    for name, spec in tree.specs.items():
+        if spec.vocabulary.target < FEW_TOKENS:
+            file = show_path(roots.specs / f"{name}.toml")
+            print(f"{file}: vocabulary.target: {spec.vocabulary.target} tokens; in thousands?", file=sys.stderr)
 
 
 def checked(
@@ -69,7 +85,9 @@ def checked(
     roots: Roots,
     style: Style = "text",
 ) -> None:
-    """The answer of `check`: what differs and why, faults of recorded runs, and the evidence table."""
+    """The answer of `check`: the evidence table, what differs and why, and last the faults of recorded runs."""
+    if evidence:
+        print(render_table(evidence))
     for change in changes:
         path = show_path(roots.out / change.path)
         if style == "github":
@@ -78,19 +96,17 @@ def checked(
             print(f"{path}: {change.kind}")
             for cause in change.causes:
                 print(f"    {cause}")
-    for fault in faults:
-        if style == "github":
-            _annotate("", fault)
-        else:
-            print(fault)
-    if evidence:
-        print(render_table(evidence))
     if changes:
         print(
             f"{_count(len(changes), 'file')} of {len(tree.files)} not as the specs and templates say; {_remedy(changes)}"
         )
     else:
         print(f"{_count(len(tree.files), 'file')} as the specs and templates say, {_count(len(tree.specs), 'model')}")
+    for fault in faults:
+        if style == "github":
+            _annotate("", fault)
+        else:
+            print(fault)
 
 
 def check_json(
