@@ -180,7 +180,9 @@ def _merged(
 def _unknown(
     file: Path, document: Mapping[str, Any], model: str, kernels: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """A sentence for each entry of a results file whose digest no checked-in kernel ever had."""
+    """A sentence for each entry of a results file whose digest no checked-in kernel ever had, or one for a model that is gone."""
+    if not any(name.startswith(f"{model}/") for name in kernels):
+        return [f"{file}: no spec describes {model} any more; delete this file or bring back specs/{model}.toml"]
     found = []
     for entry in [*document["rows"], *document["verified"]]:
         known = kernels.get(f"{model}/{entry['kernel']}", {})

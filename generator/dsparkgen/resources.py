@@ -100,10 +100,15 @@ def to_markdown(builds: Sequence[Build], records: Sequence[Record], compilers: S
     """docs/resources.md: one row a kernel, device and TP size. Every build must have compiled."""
     slots = sorted({build.row_slots for build in builds if build.row_slots is not None})
     introduction = PAGE_INTRODUCTION.format(slots=", ".join(map(str, slots)), compilers=" and ".join(compilers))
-    return introduction + "".join(_page_sections(list(zip(builds, records, strict=True))))
+    return introduction + "".join(_write_sections(list(zip(builds, records, strict=True))))
 
 
-def _page_sections(pairs: Sequence[tuple[Build, Record]]) -> Iterator[str]:
+def page_sections(page: str) -> dict[str, str]:
+    """The sections of docs/resources.md by model."""
+    return {section.split("\n", 1)[0].strip(): section for section in page.split("\n## ")[1:]}
+
+
+def _write_sections(pairs: Sequence[tuple[Build, Record]]) -> Iterator[str]:
     for model, of_model in groupby(sorted(pairs, key=lambda pair: pair[0].model), lambda pair: pair[0].model):
         members = list(of_model)
         digests = dict.fromkeys((build.kernel, build.inputs) for build, _ in members)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from dsparkgen import evidence, readme
+from dsparkgen.resources import page_sections
+from dsparkgen.spec import read_specs
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,6 +37,12 @@ def test_links_lead_to_files(page: Path) -> None:
 def test_readme_shows_the_plan_and_the_recorded_runs_of_today() -> None:
     text = (ROOT / "README.md").read_text()
     assert text == readme.fill(text, ROOT), "run `make docs`"
+
+
+def test_no_section_of_resources_is_of_a_model_that_is_gone() -> None:
+    sections = page_sections((ROOT / "docs" / "resources.md").read_text())
+    assert len(sections) >= 1
+    assert set(sections) <= set(read_specs(ROOT / "specs")), "delete it, or run `dsparkgen compile --page`"
 
 
 def recorded(root: Path, inputs: str) -> None:
