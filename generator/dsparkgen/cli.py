@@ -7,7 +7,7 @@ cannot tell.
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_args
@@ -45,7 +45,12 @@ TensorParallel = Annotated[
 Emulated = Annotated[
     str | None, typer.Option(metavar="LIST", help="Instead: the chain over so many ranks, all on one GPU, such as 4,8.")
 ]
-Seconds = Annotated[float, typer.Option(min=1, help="Bound of each process; what it has not done by then has failed.")]
+Seconds = Annotated[
+    float,
+    typer.Option(
+        min=1, help="Time limit of each process, not how long it measures; what it has not done by then has failed."
+    ),
+]
 DTYPE_PAIR = re.compile(r"(bf16|fp32)/(bf16|fp32|none)")
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON here; - is stdout.")]
 
@@ -64,6 +69,8 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
             verb(*args, **kwargs)
         except InvalidFile as error:
             report.problems(error.problems, kwargs.get("style", "text"))
+            if _of_others(error, kwargs):
+                print("(every verb reads all specs; move an unfinished one out of specs/)", file=sys.stderr)
             raise typer.Exit(BAD_INPUT) from None
         except (TemplateError, tree.FormatterError, tree.UsageError, evidence.EvidenceError) as error:
             _fail(str(error), BAD_INPUT)
@@ -77,6 +84,14 @@ def _guarded(verb: Callable[..., None]) -> Callable[..., None]:
             _fail(f"{error.name} is not installed here; run: pip install 'dsparkgen[cuda]'", CANNOT_TELL)
 
     return run
+
+
+def _of_others(error: InvalidFile, arguments: Mapping[str, Any]) -> bool:
+    """Whether a spec is at fault that the verb was not asked for by name."""
+    asked = {*(arguments.get("models") or ()), *map(arguments.get, ("model", "against", "like"))}
+    files = {Path(problem.file) for problem in error.problems}
+    specs = {file.stem for file in files if file.suffix == ".toml" and file.parent.name != "devices"}
+    return bool(specs - asked)
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -126,6 +141,7 @@ def generate(models: Models = None, root: Root = None, specs: Specs = None, out:
 @app.command()
 @_guarded
 def check(
+    models: Models = None,
     root: Root = None,
     specs: Specs = None,
     out: Out = None,
@@ -135,12 +151,18 @@ def check(
     ] = None,
     style: Annotated[report.Style, typer.Option("--format", help="github: annotations for a workflow.")] = "text",
 ) -> None:
-    """Compare the generated tree with specs and templates. Also shows which kernels recorded runs cover."""
+    """Compare the generated tree, or that of some models, with specs and templates. Also shows which kernels recorded runs cover."""
     roots = tree.find_roots(root, specs, out)
     with _working("rendering"):
         built = tree.build_tree(roots)
         changes = tree.compare(built, roots)
     faults, table = _evidence(built, roots)
+    if models:
+        for name in models:
+            tree.require_spec(name, built.specs, roots)
+        built, changes = tree.narrow(built, changes, models)
+        faults = [fault for fault in faults if any(f"/{name}.json:" in fault for name in models)]
+        table = [line for line in table if line.model in models]
     if device is not None and not faults:
         faults += _unverified(table, device, roots)
     ok = not changes and not faults
@@ -163,7 +185,7 @@ def diff(
     specs: Specs = None,
     out: Out = None,
 ) -> None:
-    """Print what regenerating would change, or how two models differ."""
+    """Print what regenerating would change, or how two models differ. Ends with 1 where something differs."""
     if against is not None and model is None:
         raise tree.UsageError("--against needs a MODEL to compare")
     roots = tree.find_roots(root, specs, out, reads_only=against is not None)
@@ -229,7 +251,9 @@ def compile_(
     all_: Annotated[
         bool, typer.Option("--all", help="Every plan line and dtype pair, not the default selection.")
     ] = False,
-    page: Annotated[bool, typer.Option("--page", help="Write the figures into docs/resources.md.")] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="Write the figures into docs/resources.md; takes no MODEL.")
+    ] = False,
     json_path: Json = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
     root: Root = None,
@@ -317,6 +341,7 @@ def verify(
     for pair in pairs:
         if not DTYPE_PAIR.fullmatch(pair):
             raise tree.UsageError(f"--dtypes: expected a list such as bf16/bf16,fp32/bf16 (got {dtypes})")
+    _current(names, roots, record=record)
     from dsparkgen.verify import run_verify
 
     raise typer.Exit(
@@ -377,6 +402,7 @@ def bench(
     numbers = None if rows is None else _positive("--rows", rows)
     worlds = () if emulated is None else _worlds("--emulated", emulated)
     pairs = [_positive("--shapes", shape, separator="x", count=2) for shape in shapes.split(",")] if shapes else []
+    _current(names, roots, record=record)
     from dsparkgen.bench import run_bench
 
     raise typer.Exit(
@@ -479,6 +505,13 @@ def _selected(models: list[str] | None, roots: tree.Roots) -> list[str]:
     for name in models or ():
         tree.require_spec(name, specs, roots)
     return list(models or specs)
+
+
+def _current(names: Sequence[str], roots: tree.Roots, *, record: bool) -> None:
+    """What is recorded is of the code that specs and templates give: other code on disk ends the verb before it runs."""
+    outdated = tree.stale(roots, names) if record else []
+    if outdated:
+        _fail("\n".join(["--record: not with this code", *outdated]), NO)
 
 
 def _known(option: str, text: str | None, known: Sequence[int]) -> tuple[int, ...]:

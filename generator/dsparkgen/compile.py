@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -24,9 +24,9 @@ from rich.progress import Progress
 from dsparkgen.device_code import load_device_code
 from dsparkgen.digest import kernel_digest
 from dsparkgen.locate import InvalidFile, Problem, show_path
-from dsparkgen.resources import Build, Record, find_faults, tabulate, to_json, to_markdown
+from dsparkgen.resources import Build, Record, find_faults, page_sections, tabulate, to_json, to_markdown
 from dsparkgen.spec import ModelSpec, read_specs
-from dsparkgen.tree import Roots
+from dsparkgen.tree import Roots, stale
 
 toolkit = load_device_code("toolkit")
 
@@ -268,17 +268,23 @@ def list_builds(
     return builds
 
 
-def stale_kernels(root: Path, builds: Sequence[Build]) -> list[str]:
-    """The kernels, as "model/kernel", whose code is not the one that docs/resources.md was written for."""
+def page_remarks(root: Path, builds: Sequence[Build], specs: Collection[str]) -> list[str]:
+    """What docs/resources.md does not show of today: models that it lacks, kernels with other code, models without a spec any more."""
     page = (root / RESOURCES).read_text() if (root / RESOURCES).exists() else ""
-    sections = {section.split("\n", 1)[0]: section for section in page.split("\n## ")}
-    return sorted(
-        {
-            f"{build.model}/{build.kernel}"
-            for build in builds
-            if f"{build.kernel} `{build.inputs}`" not in sections.get(build.model, "")
-        }
-    )
+    sections = page_sections(page)
+    absent = sorted({build.model for build in builds} - set(sections))
+    earlier = {
+        f"{build.model}/{build.kernel}"
+        for build in builds
+        if build.model in sections and f"{build.kernel} `{build.inputs}`" not in sections[build.model]
+    }
+    gone = sorted(set(sections) - set(specs))
+    remarks = {
+        "does not show {} yet": absent,
+        "is of earlier code of {}": sorted(earlier),
+        "still shows {}, which no spec describes": gone,
+    }
+    return [f"{RESOURCES} {text.format(', '.join(names))}" for text, names in remarks.items() if names]
 
 
 def run_compile(
@@ -302,7 +308,8 @@ def run_compile(
         page: Also write the figures into the repository's docs/resources.md, unless a build failed.
 
     Returns:
-        0 when every kernel compiled without spills and local memory, 1 when one did not, 3 when a compiler is not installed.
+        0 when every kernel compiled without spills and local memory, 1 when one did not or the code is not what specs and templates
+        give, 3 when a compiler is not installed.
 
     Raises:
         InvalidFile: A spec is invalid or missing, no device is described for an arch, or the page is asked for without all models
@@ -362,14 +369,16 @@ def run_compile(
         progress.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
     kept = sum(record.get("cached", False) for record in records)
     progress.print(f"{len(builds)} builds, {kept} of them from the cache, {len(faults)} at fault", highlight=False)
-    earlier = [] if private else stale_kernels(root, builds)
-    if earlier:
-        text = f"{RESOURCES} is of earlier code of {', '.join(earlier)}: dsparkgen compile --page"
-        progress.print(text, highlight=False, soft_wrap=True)
+    remarks = [] if private else page_remarks(root, builds, specs)
+    for text in remarks:
+        progress.print(f"{text}: dsparkgen compile --page", highlight=False, markup=False, soft_wrap=True)
     for name in missing:
         progress.print(
             f"{name} is not installed: its kernels were not compiled (pip install 'dsparkgen[cuda]')",
             highlight=False,
             markup=False,
         )
-    return 1 if faults else 3 if missing else 0
+    outdated = stale(roots, names)
+    for text in outdated:
+        progress.print(text, style="red", highlight=False, markup=False, soft_wrap=True)
+    return 1 if faults or outdated else 3 if missing else 0

@@ -331,8 +331,8 @@ def floor_us(
     cache_bytes: int = 2,
     cache_columns: int | None = None,
 ) -> float:
-    """Microseconds below which no chain can run: each input read once and each output written once at the device's copy
-    bandwidth, one grid barrier a position, one launch. `cache_columns`: of the logits cache; default `vocab_size`."""
+    """Microseconds below which no chain can run: each input read once, the head among them, and each output written once at the
+    device's copy bandwidth, one grid barrier a position, one launch. What is streamed again from L2 is not counted. `cache_columns`: of the logits cache; default `vocab_size`."""
     cached = cache_bytes * (vocab_size if cache_columns is None else cache_columns)
     moved = vocab_size * 2 * rank_dim + rows * num_steps * (vocab_size * (base_bytes + 4) + cached)
     return moved / device.hbm_bytes_per_s * 1e6 + num_steps * device.grid_barrier_us + device.launch_us
@@ -360,7 +360,8 @@ def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
         if placed.keep == n.streamed_tiles
         else f"{L2_SHARE} of {device.l2_bytes / 2**20:.0f} MiB of L2; the others are read from memory each position",
         "shared_bytes": f"of {device.smem_per_block_bytes}",
-        "floor_us": f"{n.head_bytes / 1e6:.1f} MB of head and the inputs and outputs once at {device.hbm_bytes_per_s / 1e12:.2f} TB/s, "
+        "floor_us": f"{n.head_bytes / 1e6:.1f} MB of head and the inputs and outputs once at {device.hbm_bytes_per_s / 1e12:.2f} TB/s "
+        "(what is streamed again from L2 is not counted), "
         f"{spec.draft.num_steps} barriers of {device.grid_barrier_us} us, {device.launch_us} us of launch",
     }
 

@@ -18,6 +18,7 @@ from dsparkgen import __version__
 from dsparkgen.device import DeviceSpec, read_devices
 from dsparkgen.digest import kernel_digest
 from dsparkgen.locate import read_document, show, show_path
+from dsparkgen.model_diff import same_code
 from dsparkgen.render import CODEGEN, PACKAGE, SHARED, inputs_digest, render, render_package, template_digest
 from dsparkgen.spec import ModelSpec, read_spec, read_specs
 
@@ -183,6 +184,49 @@ def compare(tree: Tree, roots: Roots) -> tuple[Change, ...]:
     return tuple(sorted(changes, key=lambda change: change.path))
 
 
+def narrow(tree: Tree, changes: Sequence[Change], models: Sequence[str]) -> tuple[Tree, tuple[Change, ...]]:
+    """A tree and what differs from it, of some models and the code that all share."""
+    folders = tuple(f"{PACKAGE}/{folder}/" for folder in (*models, *SHARED))
+    files = {name: text for name, text in tree.files.items() if name.startswith(folders) or name == MANIFEST}
+    specs = {name: tree.specs[name] for name in models}
+    return Tree(specs, files), tuple(change for change in changes if change.path.startswith(folders))
+
+
+def stale(roots: Roots, models: Sequence[str]) -> list[str]:
+    """Where the files on disk of some models, or of the code that all share, are not what specs and templates give: a sentence each.
+
+    As `compare`, on machines without the formatter too: a model's file is current when its header names the inputs of today and
+    MANIFEST.json its content.
+
+    Raises:
+        InvalidFile, UsageError, TemplateError: As build_tree.
+    """
+    specs, devices = read_specs(roots.specs), load_all_devices(roots)
+    recorded = read_manifest(roots.out).get("files", {})
+    present = set(_present(roots.out))
+    found = []
+    for model in models:
+        require_spec(model, specs, roots)
+        files = render(specs[model], devices, templates=roots.templates)
+        current = {name for name in present if name.startswith(f"{PACKAGE}/{model}/")} == set(files)
+        for name, text in files.items() if current else ():
+            there = _read(roots.out / name)
+            intact = recorded.get(name, {}).get("sha256") == _sha256(there)
+            current = current and intact and inputs_digest(there) == inputs_digest(text)
+        if not current:
+            sources = f"{show_path(roots.specs / f'{model}.toml')} and the templates give"
+            where = show_path(roots.out / PACKAGE / model)
+            found.append(f"{where} is not what {sources}; run: dsparkgen generate {model}")
+    shared = render_package(tuple(specs.values()), templates=roots.templates)
+    for folder, source in SHARED.items():
+        files = {name: text for name, text in shared.items() if name.startswith(f"{PACKAGE}/{folder}/")}
+        there = {name for name in present if name.startswith(f"{PACKAGE}/{folder}/")}
+        if there != set(files) or any(_read(roots.out / name) != text for name, text in files.items()):
+            where = show_path(roots.out / PACKAGE / folder)
+            found.append(f"{where} is not what {show_path(roots.templates / source)} gives; run: dsparkgen generate")
+    return found
+
+
 def explain(name: str, tree: Tree, old: Manifest, roots: Roots) -> tuple[str, ...]:
     """Why a file must change, from what MANIFEST.json remembers: spec lines, device lines, its template."""
     new = tree.manifest
@@ -222,7 +266,7 @@ def diff(tree: Tree, roots: Roots, *, only: Sequence[str] = ()) -> str:
 
 
 def diff_models(roots: Roots, model: str, other: str) -> str:
-    """One model's files against another's, as they must be, as a unified diff.
+    """One model's files against another's, as they must be, as a unified diff, and a last line that says which modules have the same code.
 
     Args:
         roots: Where things are. A model that is not among private specs may be one of the root's.
@@ -245,7 +289,10 @@ def diff_models(roots: Roots, model: str, other: str) -> str:
         names = [side.get(module) for side in sides]
         before, after = [files[name].splitlines(True) if name else [] for name in names]
         text += difflib.unified_diff(before, after, names[0] or "/dev/null", names[1] or "/dev/null")
-    return "".join(text)
+    if not text:
+        return ""
+    modules = [{module: files[name] for module, name in side.items()} for side in sides]
+    return "".join([*text, f"\n{same_code(*modules)}\n"])
 
 
 def _find_spec(name: str, roots: Roots) -> ModelSpec:

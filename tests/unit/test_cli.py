@@ -1,6 +1,7 @@
 """Verbs and exit codes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from dsparkgen import tree
+from dsparkgen import evidence, tree
 from dsparkgen.cli import app
 
 ROOT = Path(__file__).parents[2]
+VERIFIED = {"kernel": "chain", "arch": "sm_90a", "inputs": "0" * 12}
 CONFIG = "generated/dspark_kernels/deepseek_v41/config.py"
 
 
@@ -33,6 +35,11 @@ def test_generate_then_check(sandbox, run) -> None:
     assert "generated/MANIFEST.json: missing" in run(1, "check").stdout
     assert f"wrote    {CONFIG}" in run(0, "generate").stdout
     assert run(0, "generate").stdout.startswith("0 of ")
+    (sandbox.package / "deepseek_v41" / "gone.py").write_text("x = 1\n")
+    out = run(0, "generate").stdout
+    assert (
+        "deleted  generated/dspark_kernels/deepseek_v41/gone.py\n0 of " in out and " changed, 1 deleted, 1 model" in out
+    )
     out = run(0, "check").stdout
     assert "as the specs and templates say, 1 model" in out
     assert out.count("compiled only") == 16
@@ -64,6 +71,46 @@ def test_check_json(sandbox, run) -> None:
     document = json.loads((sandbox.root / "report" / "check.json").read_text())
     assert document["ok"] is True and document["models"] == ["deepseek_v41"]
     assert {line["state"] for line in document["evidence"]} == {"compiled only"}
+
+
+def test_check_of_one_model(sandbox, run) -> None:
+    sandbox.add_spec("other_model")
+    run(0, "generate")
+    sandbox.edit("specs/other_model.toml", ("num_steps = 5", "num_steps = 6"))
+    out = run(0, "check", "deepseek_v41").stdout
+    assert "other_model" not in out and "as the specs and templates say, 1 model" in out
+    assert "draft.num_steps was 5, is 6" in run(1, "check", "other_model").stdout
+    assert "did you mean other_model?" in run(2, "check", "other").stderr
+
+
+def test_check_ends_with_the_results_of_a_model_that_is_gone(sandbox, run) -> None:
+    run(0, "generate")
+    path = evidence.record(sandbox.root / "benchmarks" / "results", "h200", "gone", "x", verified=[VERIFIED])
+    last = run(1, "check").stdout.splitlines()[-1]
+    assert last == f"{path}: no spec describes gone any more; delete this file or bring back specs/gone.toml"
+    assert "gone" not in run(0, "check", "deepseek_v41").stdout
+
+
+def test_an_unfinished_spec_stops_other_models_and_says_so(sandbox, run) -> None:
+    sandbox.add_spec("other_model", ("rank_dim = 256\n", "\n"))
+    remark = "(every verb reads all specs; move an unfinished one out of specs/)"
+    assert run(2, "generate", "deepseek_v41").stderr.splitlines()[-1] == remark
+    assert remark in run(2, "check").stderr
+    assert remark not in run(2, "generate", "other_model").stderr
+
+
+def test_a_tiny_vocabulary_is_remarked_on(sandbox, run) -> None:
+    sandbox.edit("specs/deepseek_v41.toml", ("target = 129280", "target = 129"))
+    remark = "specs/deepseek_v41.toml: vocabulary.target: 129 tokens; in thousands?"
+    assert remark in run(0, "generate").stderr.splitlines()
+
+
+@pytest.mark.parametrize("verb", ["verify", "bench"])
+def test_stale_code_is_not_recorded(sandbox, run, verb: str) -> None:
+    run(0, "generate")
+    sandbox.edit("specs/deepseek_v41.toml", ("num_steps = 5", "num_steps = 6"))
+    error = run(1, verb, "--record").stderr
+    assert "is not what specs/deepseek_v41.toml and the templates give; run: dsparkgen generate deepseek_v41" in error
 
 
 def test_check_annotates(sandbox, run) -> None:
@@ -125,6 +172,9 @@ def test_diff_against_another_model(sandbox, run) -> None:
     out = run(1, "diff", "other_model", "--against", "deepseek_v41").stdout
     assert "--- dspark_kernels/deepseek_v41/config.py\n+++ dspark_kernels/other_model/config.py\n" in out
     assert "\n-NUM_STEPS = 5" in out and "\n+NUM_STEPS = 7" in out
+    last = out.splitlines()[-1]
+    # Three constants: the name, the steps, the query rows of a request.
+    assert re.fullmatch(r"chain, fused, launch, noise, step: same code; config: 3 constants, \d+ plan lines", last)
     assert run(0, "diff", "other_model", "--against", "other_model").stdout == ""
     assert "needs a MODEL" in run(2, "diff", "--against", "other_model").stderr
     assert "did you mean other_model?" in run(2, "diff", "deepseek_v41", "--against", "other_mode").stderr
@@ -214,6 +264,9 @@ def test_compile_takes_private_specs(sandbox, run) -> None:
     assert "deepseek_v41: registers" in out
     (kernel,) = json.loads((sandbox.root / "report.json").read_text())["kernels"]
     assert (kernel["kernel"], kernel["arch"], kernel["spill_bytes"]) == ("noise", "sm_90a", 0)
+    sandbox.edit("private/deepseek_v41.toml", ("num_steps = 5", "num_steps = 6"))
+    error = run(1, "compile", *places, "--arch", "sm_90a").stderr
+    assert "product/dspark_kernels/deepseek_v41 is not what private/deepseek_v41.toml and the templates give" in error
     assert "need --out" in run(2, "compile", "--specs", "private").stderr
     assert "private/nothing.toml: no such spec" in run(2, "compile", "nothing", *places).stderr
     assert not (sandbox.root / "docs").exists()

@@ -197,14 +197,20 @@ def test_page_shows_the_most_over_dtypes_by_row_slots() -> None:
     assert "row slots 1, 8 in that\norder" in page and "compiler 1" in page and f"chain `{'0' * 12}`" in page
 
 
-def test_a_page_of_earlier_code_is_named(tmp_path: Path) -> None:
+def test_what_a_page_does_not_show_of_today_is_named(tmp_path: Path) -> None:
     builds = [build(), build(model="n"), build(model="n", kernel="noise", variant="any")]
-    assert compiling.stale_kernels(tmp_path, builds) == ["m/chain", "n/chain", "n/noise"]
+    page_of = "docs/resources.md"
+    assert compiling.page_remarks(tmp_path, builds, "mn") == [f"{page_of} does not show m, n yet"]
     page = tmp_path / compiling.RESOURCES
     page.parent.mkdir()
     page.write_text(resources.to_markdown(builds, [FIGURES] * 3, ["compiler 1"]))
-    assert compiling.stale_kernels(tmp_path, builds) == []
-    assert compiling.stale_kernels(tmp_path, [build(), build(model="n", inputs="1" * 12)]) == ["n/chain"]
+    assert compiling.page_remarks(tmp_path, builds, "mn") == []
+    later = [build(), build(model="n", inputs="1" * 12), build(model="o")]
+    assert compiling.page_remarks(tmp_path, later, "no") == [
+        f"{page_of} does not show o yet",
+        f"{page_of} is of earlier code of n/chain",
+        f"{page_of} still shows m, which no spec describes",
+    ]
 
 
 def test_usage_is_the_maximum_over_functions() -> None:

@@ -1,4 +1,4 @@
-"""Muse Spark's package against DeepSeek-V4.1's: their difference, and nothing else."""
+"""Muse Spark's package against DeepSeek-V4.1's: their difference, and nothing else; and the line that sums such a difference up."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import difflib
 from pathlib import Path
 
 import pytest
+
+from dsparkgen.model_diff import same_code
 
 PACKAGE = Path(__file__).parents[2] / "generated" / "dspark_kernels"
 ONE, OTHER = "deepseek_v41", "muse_spark"
@@ -58,3 +60,22 @@ def test_constants_are_the_same_ones_in_the_same_order() -> None:
     one, other = constants(ONE), constants(OTHER)
     assert list(one) == list(other)
     assert {name for name in one if one[name] != other[name]} == CONSTANTS
+
+
+def test_a_line_says_what_is_the_same() -> None:
+    one = {
+        "__init__.py": "TITLE = 'One'\n",
+        "config.py": "A = 1\nB = 2\nPLANS = {(1, 2): 3, (2, 2): 4}\n",
+        "chain.py": "x = 1\n",
+        "noise.py": '"""One."""\nx = 1  # of one\n',
+        "step.py": "x = 1\n",
+    }
+    other = {
+        "__init__.py": "TITLE = 'Other'\n",
+        "config.py": "A = 1\nB = 3\nPLANS = {(1, 2): 3, (2, 2): 5, (4, 2): 6}\n",
+        "chain.py": "x = 2\n",
+        "noise.py": '"""Other."""\nx = 1\n',
+    }
+    said = "noise: same code; chain: other code; step: in one of the two; config: 1 constant, 2 plan lines"
+    assert same_code(one, other) == said
+    assert same_code(one, one).endswith("config: 0 constants, 0 plan lines")

@@ -157,6 +157,38 @@ def test_generating_one_model_leaves_the_others(generated) -> None:
         tree.build_tree(generated.roots, only=["other_modle"])
 
 
+def test_stale_code_is_found_without_the_formatter(generated, monkeypatch: pytest.MonkeyPatch) -> None:
+    generated.add_spec("other_model")
+    generated.generate()
+
+    def stale() -> list[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(tree, "formatter_version", lambda: None)
+            return tree.stale(generated.roots, ["deepseek_v41", "other_model"])
+
+    assert stale() == []
+    generated.edit("specs/other_model.toml", ("num_steps = 5", "num_steps = 6"))
+    generated.edit(f"generated/{FUSED}", ("import", "import  "))
+    one, other = stale()
+    assert one.endswith("run: dsparkgen generate deepseek_v41") and "/dspark_kernels/deepseek_v41 is not what " in one
+    assert other.endswith("/specs/other_model.toml and the templates give; run: dsparkgen generate other_model")
+    generated.generate()
+    assert stale() == []
+    (generated.package / "_device" / "ptx.py").write_text("x = 1\n")
+    (generated.package / "deepseek_v41" / "extra.py").write_text("x = 1\n")
+    one, shared = stale()
+    assert "deepseek_v41" in one and "/_device is not what " in shared
+
+
+def test_a_model_that_is_generated_alone_leaves_the_others_stale(generated) -> None:
+    """The manifest knows the others' specs of today then, so that it alone cannot tell."""
+    generated.add_spec("other_model")
+    generated.edit("specs/deepseek_v41.toml", ("draft_salt = 0x4000_0000", "draft_salt = 1"))
+    tree.write(tree.build_tree(generated.roots, only=["other_model"]), generated.roots)
+    (found,) = tree.stale(generated.roots, ["deepseek_v41", "other_model"])
+    assert "generate deepseek_v41" in found
+
+
 def test_manifest(generated) -> None:
     manifest = json.loads((generated.root / "generated" / "MANIFEST.json").read_text())
     assert manifest["versions"]["ruff"] == tree.RUFF_VERSION
