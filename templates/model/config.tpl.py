@@ -54,7 +54,8 @@ DEVICES = {
     # % endfor
 }
 
-# (device, tp, row slots): ... ctas, warps, tiles; for bf16 and for fp32 base logits: register tiles a warp, chunks, resident, ring, keep; ...
+# (device, tp, row slots): those, ctas, warps, tiles; for bf16 and for fp32 base logits R(register tiles a warp, chunks of them, resident,
+# ring, ahead, keep); bytes of shared memory of a CTA; whether the last tile of a shard is partial.
 PLANS = {
     # % for x in plan.lines
     ("{{ x.device }}", {{ x.tp }}, {{ x.row_slots }}): PlanLine("{{ x.device }}", {{ x.tp }}, {{ x.row_slots }}, {{ x.ctas }}, {{ x.warps }}, {{ x.tiles }}, R({{ x.bf16 | join(", ") }}), R({{ x.fp32 | join(", ") }}), {{ x.shared_bytes }}, {{ x.partial }}),
