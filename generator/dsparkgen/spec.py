@@ -18,7 +18,7 @@ FORMAT = 1
 
 Dtype = Literal["bf16", "fp32"]
 KernelName = Literal["noise", "chain", "fused", "step"]
-PacketRole = Literal["score", "token", "nan", "spare"]
+PacketRole = Literal["score", "score64", "token", "nan", "spare"]
 Arch = Literal["sm_90a", "sm_100a", "sm_103a", "sm_120a"]
 NAME = r"^[a-z][a-z0-9_]*$"
 FP32_EXPONENT = 126  # of the largest power of two whose inverse is a normal fp32 number as well
@@ -158,11 +158,17 @@ class PacketField(Table):
     """One field of a packet."""
 
     name: PacketRole = Field(
-        description="`score`: fp32 bits of the rank's best score, 1 word; `token`: its target id, 1 word, or 2 with the low "
+        description="`score`: fp32 bits of the rank's best score, 1 word; `score64`: fp64 bits in place of it where "
+        "`noise.scheme` is `murmur3_64`, 2 words, the low word first; `token`: its target id, 1 word, or 2 with the low "
         "word first; `nan`: 1 when the score is NaN, else 0, 1 word; `spare`: left alone."
     )
     word: Annotated[int, Field(ge=0, le=15)] = Field(description="First 32-bit word of the field.")
     words: Annotated[int, Field(ge=1, le=2)] = Field(default=1, description="Width of the field in 32-bit words.")
+
+
+TOKEN_FIELD = PacketField(name="token", word=2, words=2)
+SCORE_FIELDS = (PacketField(name="score", word=0), PacketField(name="nan", word=1))
+SCORE64_FIELDS = (PacketField(name="score64", word=0, words=2),)
 
 
 class Packet(Table):
@@ -172,12 +178,9 @@ class Packet(Table):
         default=4, description="Width of a packet in 32-bit words."
     )
     fields: tuple[PacketField, ...] = Field(
-        default=(
-            PacketField(name="score", word=0),
-            PacketField(name="nan", word=1),
-            PacketField(name="token", word=2, words=2),
-        ),
-        description="Fields of a packet. Default: score in word 0, nan in word 1, token in words 2 and 3.",
+        default=(*SCORE_FIELDS, TOKEN_FIELD),
+        description="Fields of a packet. Default: score in word 0, nan in word 1, token in words 2 and 3; where the whole table "
+        "is left out and `noise.scheme` is `murmur3_64`, score64 in words 0 and 1, token in words 2 and 3.",
     )
 
 
@@ -292,7 +295,7 @@ def _tp_order(spec: Any) -> Broken:
         yield ("parallel", "tp"), f"must be ascending (got {show(tp)})"
 
 
-PACKET_WIDTHS = {"score": (1,), "token": (1, 2), "nan": (1,), "spare": (1, 2)}
+PACKET_WIDTHS = {"score": (1,), "score64": (2,), "token": (1, 2), "nan": (1,), "spare": (1, 2)}
 """Words that each field of a packet may have."""
 
 
@@ -329,6 +332,11 @@ def _is_key(name: str) -> bool:
     return not (isinstance(found, type) and issubclass(found, Table))
 
 
+def _has_wide_scores(noise: Any, logits: Any) -> bool:
+    """Whether scores are compared in fp64: with fp64 noise, which greedy drafts do not draw."""
+    return bool(noise.scheme == "murmur3_64" and logits.cache_dtypes)
+
+
 def _packet(spec: Any) -> Broken:
     taken: dict[int, str] = {}
     names: set[str] = set()
@@ -338,7 +346,8 @@ def _packet(spec: Any) -> Broken:
             yield (*where, "name"), f"must be used once (got {show(field.name)} again)"
         names.add(field.name)
         if field.words not in PACKET_WIDTHS[field.name]:
-            yield (*where, "words"), f"must be 1 for {show(field.name)} (got {field.words})"
+            widths = " or ".join(map(str, PACKET_WIDTHS[field.name]))
+            yield (*where, "words"), f"must be {widths} for {show(field.name)} (got {field.words})"
         if field.word + field.words > spec.packet.words:
             last = field.word + field.words - 1
             yield (*where, "word"), f"must end within packet.words, {spec.packet.words} (got word {last})"
@@ -356,8 +365,13 @@ def _packet_needed(spec: Any) -> Broken:
         return
     user = 'exchange "packet"' if spec.parallel.exchange == "packet" else "step kernel on more than one rank"
     names = [field.name for field in spec.packet.fields]
-    for role in ("score", "token"):
-        if role not in names:
+    wide = _has_wide_scores(spec.noise, spec.logits)
+    score, other = ("score64", "score") if wide else ("score", "score64")
+    if other in names:
+        where = ("packet", "fields", names.index(other), "name")
+        yield where, f"must be {show(score)} for {'fp64' if wide else 'fp32'} scores (got {show(other)})"
+    for role in (score, "token"):
+        if role not in names and not (role == score and other in names):
             yield ("packet", "fields"), f"must have a field {show(role)} for the {user} (got {show(tuple(names))})"
 
 
@@ -412,9 +426,6 @@ def _chain_limits(spec: Any) -> Limits:
 
 def _step_limits(spec: Any) -> Limits:
     yield from _dense_limits(spec)
-    yield from _must_be_among(spec, ("noise", "scheme"), ("murmur3_32",))
-    if not spec.logits.cache_dtypes:
-        yield Limit(("logits", "cache_dtypes"), "a list with an item", ())
 
 
 def _must_be_among(spec: Any, where: tuple[str, ...], values: Sequence[object], because: str = "") -> Limits:
@@ -470,6 +481,12 @@ def _kernels_serve(spec: Any) -> Broken:
         yield where, f"must be {expected} for the {names} (got {got}){reason}"
 
 
+def _default_packet(data: dict[str, Any]) -> Packet:
+    """The packet of a spec that states none: with the score as wide as scores are."""
+    wide = "noise" in data and "logits" in data and _has_wide_scores(data["noise"], data["logits"])
+    return Packet(fields=(*(SCORE64_FIELDS if wide else SCORE_FIELDS), TOKEN_FIELD))
+
+
 class ModelSpec(Table):
     """A model: everything its kernels are specialised for."""
 
@@ -501,7 +518,7 @@ class ModelSpec(Table):
     logits: Logits = Field(description="Data types and output transform.")
     noise: Noise = Field(default=Noise(), description="Gumbel noise.")
     parallel: Parallel = Field(description="Tensor parallelism.")
-    packet: Packet = Field(default=Packet(), description="Packets of the step kernels.")
+    packet: Packet = Field(default_factory=_default_packet, description="Packets of the step kernels.")
     step: Step = Field(default=Step(), description="Launches of the step kernels.")
     emit: Emit = Field(description="Kernels and architectures to generate.")
     provenance: Provenance = Field(description="Source of the numbers.")

@@ -1,11 +1,12 @@
 """Noise arithmetic of the step kernels, equal to noise_math.py's on a GPU to the bit.
 
 Each function is one block of PTX with explicit rounding, so that no compiler contracts or regroups it, and side effect free.
-The logarithm is libdevice's flush-to-zero one, which Triton's tl.log calls, for positive normal arguments: noise needs no others.
-tests/kernels/test_step.py compares the noise of all 2^32 random words with Triton's.
+The logarithms are libdevice's, in fp32 the flush-to-zero ones, which Triton's tl.log and libdevice.log1p call: instruction by
+instruction, for the arguments that noise has, which are normal and no special values.
+tests/kernels/test_step_math.py compares the noise with Triton's: of all 2^32 random words, in fp64 of many pairs of words.
 """
 
-from cutlass import Float32, Int32, Uint32, Uint64
+from cutlass import Boolean, Float32, Float64, Int32, Uint32, Uint64
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -41,6 +42,42 @@ LOG_SERIES = (
     0xBF000000,
 )
 LN_2 = 0x3F317218
+# log1p: bits of 3/4 (minus it is -1061158912) and of 4, the polynomial, which begins with the highest power.
+LOG1P_SPLIT, FOUR = -1061158912, 0x40800000
+LOG1P_SERIES = (
+    0xBD39BF78,
+    0x3DD80012,
+    0xBE0778E0,
+    0x3E146475,
+    0xBE2A68DD,
+    0x3E4CAF9E,
+    0xBE800042,
+    0x3EAAAAE6,
+    0xBF000000,
+)
+# log in fp64: upper words of sqrt(2), of 1 and the mantissa's mask there, the exponent's bias; the polynomial of
+# (log(f) - s) / s^3 in s^2, s = 2 (f - 1) / (f + 1); ln 2 in two parts.
+SQRT_2_HIGH, ONE_HIGH, MANTISSA_HIGH, EXPONENT_BIAS = 0x3FF6A09F, 0x3FF00000, 0x000FFFFF, 1023
+EXPONENT_SHIFT, EXPONENT_UNIT = 20, 1 << 20
+WIDE_LOG_SERIES = (
+    0x3EB1380B3AE80F1E,
+    0x3ED0EE258B7A8B04,
+    0x3EF3B2669F02676F,
+    0x3F1745CBA9AB0956,
+    0x3F3C71C72D1B5154,
+    0x3F624924923BE72D,
+    0x3F8999999999A3C4,
+    0x3FB5555555555554,
+)
+WIDE_LN_2, WIDE_LN_2_REST = 0x3FE62E42FEFA39EF, 0x3C7ABC9E3B39803F
+WIDE_HALF, WIDE_ONE, WIDE_MINUS_ONE = 0x3FE0000000000000, 0x3FF0000000000000, 0xBFF0000000000000
+WIDE_TWO_MINUS_53, WIDE_MINUS_TWO_MINUS_53 = 0x3CA0000000000000, 0xBCA0000000000000
+DROPPED_BITS = 11  # of 64 random bits: 53 are left
+
+# Philox 4x32-10, see Triton's random.py: what a key is raised by from round to round, and the multipliers of a round.
+PHILOX_ROUNDS = 10
+PHILOX_KEYS, PHILOX_FACTORS = (0x9E3779B9, 0xBB67AE85), (0xD2511F53, 0xCD9E8D57)
+PHILOX_UNIT = 0x2FFFFFFF  # bits of 4.6566127342e-10, the largest fp32 below 2^-31: a uniform's step and its least value
 
 # CUDA's tanhf: an odd polynomial below this size, an exponential from there on.
 TANH_SPLIT = 0.6
@@ -79,6 +116,48 @@ def _log(result: str, x: str) -> str:
     )
 
 
+def _log1p(result: str, x: str) -> str:
+    """PTX of result = log(1 + x), -1 < x < 0, using registers e, f, i, j of the block around it."""
+    return (
+        f"add.rz.ftz.f32 f, {x}, {_hex(ONE)};\nmov.b32 i, f;\nadd.s32 i, i, {LOG1P_SPLIT};\nand.b32 i, i, {EXPONENT};\n"
+        f"mov.b32 j, {x};\nsub.s32 j, j, i;\nmov.b32 f, j;\nsub.s32 j, {FOUR}, i;\nmov.b32 e, j;\n"
+        f"fma.rn.ftz.f32 e, {_hex(QUARTER)}, e, {_hex(MINUS_ONE)};\nadd.rn.f32 f, e, f;\n"
+        f"cvt.rn.f32.s32 e, i;\nmul.rn.f32 e, e, {_hex(TWO_MINUS_23)};\n"
+        + _horner(result, "f", LOG1P_SERIES, ftz=".ftz")
+        + f"mul.rn.f32 {result}, f, {result};\nfma.rn.ftz.f32 {result}, {result}, f, f;\n"
+        f"fma.rn.ftz.f32 {result}, e, {_hex(LN_2)}, {result};\n"
+    )
+
+
+def _wide_hex(bits: int) -> str:
+    return f"0d{bits:016X}"
+
+
+def _wide_log(result: str, x: str) -> str:
+    """PTX of result = log(x) in fp64, x positive and normal, using the registers of _WIDE_LOG_REGISTERS."""
+    series = [f"mov.f64 p, {_wide_hex(WIDE_LOG_SERIES[0])};\n"]
+    series += [f"fma.rn.f64 p, p, z, {_wide_hex(c)};\n" for c in WIDE_LOG_SERIES[1:]]
+    return (
+        # x = f 2^k with f around 1
+        f"mov.b64 {{i, j}}, {x};\nshr.u32 k, j, {EXPONENT_SHIFT};\nand.b32 j, j, {MANTISSA_HIGH};\nor.b32 j, j, {ONE_HIGH};\n"
+        f"setp.ge.u32 above, j, {SQRT_2_HIGH};\n@above sub.s32 j, j, {EXPONENT_UNIT};\n@above add.s32 k, k, 1;\n"
+        f"mov.b64 f, {{i, j}};\nsub.s32 k, k, {EXPONENT_BIAS};\ncvt.rn.f64.s32 e, k;\n"
+        # s = 2 (f - 1) / (f + 1), d = f - 1
+        f"add.rn.f64 d, f, {_wide_hex(WIDE_MINUS_ONE)};\nadd.rn.f64 f, f, {_wide_hex(WIDE_ONE)};\n"
+        f"rcp.approx.ftz.f64 r, f;\nneg.f64 f, f;\nfma.rn.f64 t, f, r, {_wide_hex(WIDE_ONE)};\n"
+        "fma.rn.f64 t, t, t, t;\nfma.rn.f64 r, t, r, r;\nmul.rn.f64 s, d, r;\nfma.rn.f64 s, d, r, s;\nmul.rn.f64 z, s, s;\n"
+        + "".join(series)
+        # what s lost to rounding, then the series
+        + "sub.rn.f64 t, d, s;\nadd.rn.f64 t, t, t;\nneg.f64 f, s;\nfma.rn.f64 t, f, d, t;\nmul.rn.f64 t, r, t;\n"
+        "mul.rn.f64 p, z, p;\nfma.rn.f64 p, p, s, t;\n"
+        # log(x) = k ln 2 + s + p
+        f"fma.rn.f64 d, e, {_wide_hex(WIDE_LN_2)}, s;\nneg.f64 f, e;\nfma.rn.f64 t, f, {_wide_hex(WIDE_LN_2)}, d;\n"
+        f"sub.rn.f64 t, t, s;\nsub.rn.f64 t, p, t;\nfma.rn.f64 t, e, {_wide_hex(WIDE_LN_2_REST)}, t;\n"
+        f"add.rn.f64 {result}, d, t;\n"
+    )
+
+
+_WIDE_LOG_REGISTERS = ".reg .f64 d, e, f, p, r, s, t, z;\n.reg .b32 i, j, k;\n.reg .pred above;\n"
 _LOG_REGISTERS = ".reg .f32 e, f;\n.reg .b32 i, j, k;\n"
 
 
@@ -120,6 +199,79 @@ def gumbel(bits: Uint32, *, loc=None, ip=None) -> Float32:
         + f"sub.rn.f32 $0, {_hex(0)}, $0;\n"
     )
     return Float32(_pure(T.f32(), [bits], text, "=&f,r", loc, ip))
+
+
+@dsl_user_op
+def gumbel_of_philox(bits: Uint32, *, loc=None, ip=None) -> Float32:
+    """Gumbel noise of a Philox word, in about [-2.8115, 21.488]: the word as a signed number, a negative one mirrored, is the
+    uniform's numerator."""
+    text = (
+        _LOG_REGISTERS + ".reg .f32 u, v;\n.reg .b32 h;\n"
+        f"shr.s32 h, $1, 31;\nxor.b32 h, h, $1;\ncvt.rn.f32.s32 u, h;\nmul.rn.f32 u, u, {_hex(PHILOX_UNIT)};\n"
+        f"max.f32 u, u, {_hex(PHILOX_UNIT)};\nsub.rn.f32 u, {_hex(0)}, u;\n"
+        + _log1p("v", "u")
+        + f"sub.rn.f32 v, {_hex(0)}, v;\n"
+        + _log("$0", "v")
+        + f"sub.rn.f32 $0, {_hex(0)}, $0;\n"
+    )
+    return Float32(_pure(T.f32(), [bits], text, "=&f,r", loc, ip))
+
+
+@dsl_user_op
+def gumbel_wide(high: Uint32, low: Uint32, *, loc=None, ip=None) -> Float64:
+    """Gumbel noise in fp64 of 64 random bits, of which the upper 53 count, in about [-3.62, 36.74]."""
+    text = (
+        _WIDE_LOG_REGISTERS + ".reg .f64 u, v;\n.reg .b64 b;\n.reg .pred whole;\n"
+        # u = (bits + 0.5) 2^-53, less 2^-53 where that rounds to 1
+        f"mov.b64 b, {{$2, $1}};\nshr.u64 b, b, {DROPPED_BITS};\ncvt.rn.f64.s64 u, b;\n"
+        f"add.rn.f64 u, u, {_wide_hex(WIDE_HALF)};\nmul.rn.f64 u, u, {_wide_hex(WIDE_TWO_MINUS_53)};\n"
+        f"setp.eq.f64 whole, u, {_wide_hex(WIDE_ONE)};\n"
+        f"@whole add.rn.f64 u, u, {_wide_hex(WIDE_MINUS_TWO_MINUS_53)};\n"
+        + _wide_log("v", "u")
+        + f"sub.rn.f64 v, {_wide_hex(0)}, v;\n"
+        + _wide_log("$0", "v")
+        + f"sub.rn.f64 $0, {_wide_hex(0)}, $0;\n"
+    )
+    return Float64(_pure(T.f64(), [high, low], text, "=&d,r,r", loc, ip))
+
+
+@dsl_user_op
+def widened(x: Float32, *, loc=None, ip=None) -> Float64:
+    """fp32 as fp64, exact."""
+    return Float64(_pure(T.f64(), [x], "cvt.f64.f32 $0, $1;\n", "=d,f", loc, ip))
+
+
+@dsl_user_op
+def narrowed(x: Float64, *, loc=None, ip=None) -> Float32:
+    """fp64 rounded to fp32."""
+    return Float32(_pure(T.f32(), [x], "cvt.rn.f32.f64 $0, $1;\n", "=f,d", loc, ip))
+
+
+@dsl_user_op
+def add_wide(a: Float64, b: Float64, *, loc=None, ip=None) -> Float64:
+    """fp64 sum that no optimisation may contract or drop."""
+    return Float64(_pure(T.f64(), [a, b], "add.rn.f64 $0, $1, $2;\n", "=d,d,d", loc, ip))
+
+
+@dsl_user_op
+def words_of(x: Float64, *, loc=None, ip=None) -> list[Uint32]:
+    """The bits of an fp64, the upper word first."""
+    pair = llvm.StructType.get_literal([T.i32()] * 2)
+    x = _pure(pair, [x], "mov.b64 {$1, $0}, $2;\n", "=r,=r,d", loc, ip)
+    return [Uint32(llvm.extractvalue(T.i32(), x, [i], loc=loc, ip=ip)) for i in range(2)]
+
+
+@dsl_user_op
+def wide_of(high: Uint32, low: Uint32, *, loc=None, ip=None) -> Float64:
+    """The fp64 with these bits."""
+    return Float64(_pure(T.f64(), [high, low], "mov.b64 $0, {$2, $1};\n", "=d,r,r", loc, ip))
+
+
+@dsl_user_op
+def is_nan_wide(x: Float64, *, loc=None, ip=None) -> Boolean:
+    """Whether an fp64 is NaN."""
+    text = ".reg .pred p;\nsetp.nan.f64 p, $1, $1;\nselp.b32 $0, 1, 0, p;\n"
+    return Uint32(_pure(T.i32(), [x], text, "=r,d", loc, ip)) != 0
 
 
 @dsl_user_op
@@ -168,9 +320,10 @@ def absorb(state: Uint32, word: Uint32) -> Uint32:
     return rotate_left(state ^ word, 13) * Uint32(5) + Uint32(BLOCK_ADD)
 
 
-def hash_prefix(seed_low: Uint32, seed_high: Uint32, key_low: Uint32) -> Uint32:
-    """Hash state before the token id; the seed has the draft step mixed in."""
-    return absorb(absorb(absorb(Uint32(0), seed_low), seed_high), key_low)
+def hash_prefix(seed: Uint64, key: Uint64, domain: int = 0) -> Uint32:
+    """Hash state before the token id; the seed has the draft step mixed in. `domain`: hash seed."""
+    state = absorb(absorb(Uint32(domain), low_word(seed)), high_word(seed))
+    return absorb(state, low_word(key))
 
 
 def hash_word(prefix: Uint32, token: Int32) -> Uint32:
@@ -184,6 +337,27 @@ def hash_token(prefix: Uint32, token: Int32) -> Uint32:
     """The 32 random bits of a target token id."""
     state = hash_word(prefix, token)
     return state ^ (state >> Uint32(16))
+
+
+def philox(seed: Uint64, counter: Uint64) -> Uint32:
+    """First word of Philox 4x32-10."""
+    zero = Uint32(0)
+    words, keys = [low_word(counter), high_word(counter), zero, zero], [low_word(seed), high_word(seed)]
+    for _ in range(PHILOX_ROUNDS):
+        first, second = (Uint64(w) * Uint64(f) for w, f in zip((words[0], words[2]), PHILOX_FACTORS, strict=True))
+        words = [
+            high_word(second) ^ words[1] ^ keys[0],
+            low_word(second),
+            high_word(first) ^ words[3] ^ keys[1],
+            low_word(first),
+        ]
+        keys = [key + Uint32(raised) for key, raised in zip(keys, PHILOX_KEYS, strict=True)]
+    return words[0]
+
+
+def mirrored(word: Uint32) -> Uint32:
+    """The 31 bits of a word as a signed number: x, or -x - 1 of a negative one."""
+    return word ^ Uint32(Int32(word) >> 31)
 
 
 def unpack_bf16(word: Uint32) -> list[Float32]:

@@ -43,16 +43,16 @@ def load_vector_if(condition: Boolean, address: Int64, *, loc=None, ip=None) -> 
 
 
 @dsl_user_op
-def load_b32_if(condition: Boolean, address: Int64, *, loc=None, ip=None) -> Uint32:
-    """Where the condition holds, one word, else 0."""
-    text = "{\n.reg .pred p;\nsetp.ne.b32 p, $1, 0;\nmov.b32 $0, 0;\n@p ld.global.b32 $0, [$2];\n}"
+def load_b32_if(condition: Boolean, address: Int64, otherwise: int = 0, *, loc=None, ip=None) -> Uint32:
+    """Where the condition holds, one word, else `otherwise`."""
+    text = f"{{\n.reg .pred p;\nsetp.ne.b32 p, $1, 0;\nmov.b32 $0, {otherwise};\n@p ld.global.b32 $0, [$2];\n}}"
     return Uint32(_asm(T.i32(), [Int32(condition), address], text, "=&r,r,l", loc, ip))
 
 
 @dsl_user_op
-def load_u16_if(condition: Boolean, address: Int64, *, loc=None, ip=None) -> Uint32:
-    """Where the condition holds, one 16-bit word, zero-extended, else 0."""
-    text = "{\n.reg .pred p;\nsetp.ne.b32 p, $1, 0;\nmov.b32 $0, 0;\n@p ld.global.u16 $0, [$2];\n}"
+def load_u16_if(condition: Boolean, address: Int64, otherwise: int = 0, *, loc=None, ip=None) -> Uint32:
+    """Where the condition holds, one 16-bit word, zero-extended, else `otherwise`."""
+    text = f"{{\n.reg .pred p;\nsetp.ne.b32 p, $1, 0;\nmov.b32 $0, {otherwise};\n@p ld.global.u16 $0, [$2];\n}}"
     return Uint32(_asm(T.i32(), [Int32(condition), address], text, "=&r,r,l", loc, ip))
 
 
@@ -67,6 +67,40 @@ def store_vector_if(condition: Boolean, address: Int64, x: Sequence[Uint32], *, 
 def raise_key(address: Int64, key: Uint64, *, loc=None, ip=None) -> None:
     """Makes the 64-bit word at least `key`. Relaxed: the arrival that follows orders it."""
     _asm(None, [address, key], "red.relaxed.gpu.global.max.u64 [$0], $1;", "l,l", loc, ip)
+
+
+@dsl_user_op
+def raise_wide_key(address: Int64, key: Sequence[Uint32], *, loc=None, ip=None) -> None:
+    """Makes the 128-bit word at least the key of three words, the most significant first. Relaxed: the arrival that follows orders it.
+
+    There is no 128-bit maximum, so it compares and swaps until the word is as large. An attempt fails only where another thread's has
+    raised the word in between, so all end, and those that cannot win end after one.
+    """
+    text = (
+        "{\n.reg .pred p, q;\n.reg .b64 rank, low, r, l;\n.reg .b128 mine, seen, found;\n"
+        "mov.b64 rank, {$2, $1};\ncvt.u64.u32 low, $3;\nmov.b128 mine, {low, rank};\n"
+        "mov.b64 r, 0;\nmov.b64 l, 0;\n"
+        "TRY:\nmov.b128 seen, {l, r};\natom.relaxed.gpu.global.cas.b128 found, [$0], seen, mine;\n"
+        # done if the swap was made
+        "{\n.reg .b64 fr, fl;\nmov.b128 {fl, fr}, found;\nsetp.eq.b64 p, fr, r;\nsetp.eq.and.b64 p, fl, l, p;\n"
+        "mov.b64 r, fr;\nmov.b64 l, fl;\n}\n@p bra DONE;\n"
+        # or if the word is as large
+        "setp.eq.u64 q, r, rank;\nsetp.ge.and.u64 q, l, low, q;\nsetp.gt.or.u64 p, r, rank, q;\n@!p bra TRY;\nDONE:\n}"
+    )
+    _asm(None, [address, *key], text, "l,r,r,r", loc, ip)
+
+
+@dsl_user_op
+def rank_of_wide_key(address: Int64, *, loc=None, ip=None) -> list[Uint32]:
+    """The upper half of a 128-bit word that others may raise meanwhile, its upper word first. Read whole, as it is written: PTX gives
+    accesses of other sizes no value."""
+    out = llvm.StructType.get_literal([T.i32()] * 2)
+    text = (
+        "{\n.reg .b64 low, rank;\n.reg .b128 key;\nld.relaxed.gpu.global.b128 key, [$2];\nmov.b128 {low, rank}, key;\n"
+        "mov.b64 {$1, $0}, rank;\n}"
+    )
+    x = _asm(out, [address], text, "=r,=r,l", loc, ip)
+    return [Uint32(llvm.extractvalue(T.i32(), x, [i], loc=loc, ip=ip)) for i in range(2)]
 
 
 @dsl_user_op

@@ -28,10 +28,10 @@ def why_not_platform(embed_weight: Any) -> str | None:
 
 
 def why_not_engine(
-    config: ModuleType, fp64_noise: bool, draft_topk: int | None, watermark: bool, adaptive_verification: bool
+    config: ModuleType, fp64_noise: bool | None, draft_topk: int | None, watermark: bool, adaptive_verification: bool
 ) -> str | None:
     """Why an engine's settings ask for other draft tokens than these kernels draw, or None."""
-    if fp64_noise != (config.NOISE_SCHEME == FP64_NOISE):
+    if config.CACHE_DTYPES and fp64_noise not in (None, config.NOISE_SCHEME == FP64_NOISE):
         wanted = "fp64" if fp64_noise else "fp32"
         return f"fp64_noise: expected the engine's Gumbel noise as in noise.scheme, {config.NOISE_SCHEME}, got {wanted}"
     if draft_topk is not None:
@@ -62,15 +62,18 @@ def why_not_weights(config: ModuleType, embed_weight: torch.Tensor, head_weight:
 
 
 def why_not_cache(
-    config: ModuleType, max_reqs: Any, cache_dtype: torch.dtype, logits_cache: Any, device: torch.device
+    config: ModuleType, max_reqs: Any, cache_dtype: torch.dtype | None, logits_cache: Any, device: torch.device
 ) -> str | None:
     """Why the sizes or the logits cache do not fit, or None."""
     if not isinstance(max_reqs, int) or isinstance(max_reqs, bool) or max_reqs < 1:
         return f"max_reqs: expected an int of at least 1, got {max_reqs!r}"
-    if cache_dtype not in [host.DTYPES[name] for name in config.CACHE_DTYPES]:
-        return f"cache_dtype: expected {' or '.join(config.CACHE_DTYPES)}, got {cache_dtype}"
+    cached = [host.DTYPES[name] for name in config.CACHE_DTYPES] or [None]
+    if cache_dtype not in cached:
+        return f"cache_dtype: expected {' or '.join(config.CACHE_DTYPES) or None}, got {cache_dtype}"
     if logits_cache is None:
         return None
+    if cache_dtype is None:
+        return f"logits_cache: expected None for greedy drafts, got {host.describe(logits_cache)}"
     shape = (max_reqs, config.NUM_STEPS, config.VOCAB_SIZE)
     found = Expected((cache_dtype,), shape, (0, 2)).misfit("logits_cache", logits_cache, device)
     return None if found is None else found.message
@@ -101,7 +104,7 @@ def why_no_kernels(
     embed_weight: torch.Tensor,
     head_weight: Any,
     max_reqs: int,
-    cache_dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
 ) -> str | None:
     """Why some kernel can neither be found nor compiled for the weights' device, or None. Compiles nothing."""
     width, sharded = config.DRAFT_VOCAB_SIZE, False

@@ -1,21 +1,22 @@
 """What a thread of the step kernel does with its vocabulary columns: logits, cache, and the best candidate.
 
-Exact noise costs about a hundred instructions a column, and one column in thousands wins. So a column is screened first. With x its
-32 random bits and u their uniform, -log(1 - u) >= u >= x / 2^32, hence noise = -log(-log(1 - u)) <= -log(x / 2^32). The hash's last
-operation changes the lower half of its word w only, so x >= w - 2^16, and
+Exact noise costs about a hundred instructions a column, and one column in thousands wins. So a column is screened first: the noise
+scheme (step_noise.py) gives a number x with noise log2(e) <= BITS - log2(x), hence
 
-    score log2(e) <= bound + 32,    bound = logit (log2(e) / T) - log2(w - 2^16)
+    score log2(e) <= bound + BITS,    bound = logit (log2(e) / T) - log2(x)
 
-within rounding; where w < 2^16 the bound is NaN, which no comparison excludes. Only where the bound reaches the best exact score
+within rounding; where x is negative the bound is NaN, which no comparison excludes. Only where the bound reaches the best exact score
 known so far, of this block or of any block of the row that has finished, is the exact score computed. Whatever floor a thread happens
 to see, no column that could win or tie is left out, so the winner does not depend on it. A greedy row has bound = logit = score.
+
+Scores may be fp64 (step_scores.py). Bounds and floors are fp32 then too: the margin below covers a score's rounding to fp32.
 """
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
-from . import keys, ptx, score_ops, step_math, step_memory, step_tail
+from . import ptx, score_ops, step_math, step_memory, step_scores, step_state
 
 LANES = 32
 ENTRIES = 8  # columns that a thread takes at a time
@@ -23,24 +24,25 @@ BF16_BYTES, FP32_BYTES = 2, 4
 D2T_BYTES = 8  # int64
 PAIRS = ENTRIES // 2
 NO_ENTRY = -1
+ALL_ONES = 0xFFFFFFFF
 MOST_DEPTH = 2  # turns whose loads are under way at once
 
-LOG2_E = 1.4426950408889634
-WORD_BITS = 32.0  # log2 of the number of random words
+LOG2_E = step_state.LOG2_E
 # Margin of the comparison, in units of bound: what rounding can add to a score or take from a bound. Relative to the floor: division
-# 2^-22, log2(e) / T 2^-21, products and sums 2^-23 each; absolute: log2 2^-17, noise 2^-19 and its series 2^-18.
+# 2^-22, log2(e) / T 2^-21, products and sums 2^-23 each, an fp64 score as fp32 2^-24; absolute: log2 2^-17, noise 2^-19 and its
+# series 2^-18, u and x as fp32 2^-23 each.
 MARGIN, RELATIVE_MARGIN = 2.0**-10, 2.0**-18
-LOWER_HALF = 2.0**16
-STEEPEST = 2.0**100  # log2(e) / T from here on: products overflow where quotients do not, so every column is scored
 MINUS_INFINITY = -float("inf")
-NAN = 0x7FFFFFFF
 
 
-class Scan:
+class Scan(step_state.RowState):
     """The part of a step kernel that a thread does alone or with its warp. Methods take the kernel's context `c`."""
 
-    def __init__(self, config, base_dtype: str, cache_dtype: str, vector: bool, threads: int, most_turns: int) -> None:
-        self.base_bytes, self.cache_bytes = config.DTYPE_BYTES[base_dtype], config.DTYPE_BYTES[cache_dtype]
+    def __init__(
+        self, config, base_dtype: str, cache_dtype: str, by_row: bool, vector: bool, threads: int, most_turns: int
+    ) -> None:
+        step_state.RowState.__init__(self, config, cache_dtype, by_row)
+        self.base_bytes = config.DTYPE_BYTES[base_dtype]
         self.vector, self.threads = vector, threads
         self.transform = config.TRANSFORM
         self.multiplier, self.soft_cap, self.inverse_soft_cap = (
@@ -116,6 +118,10 @@ class Scan:
             token = token + Int32(step_memory.load_b32_if(there, c.d2t + Int64(column) * D2T_BYTES))
         return token
 
+    def candidate(self, c, column: Int32, there: Boolean) -> Int32:
+        """The id by which ties are broken: the token id, or the draft id where drafts are greedy."""
+        return c.vocab_start + column if self.greedy_drafts else self.target_id(c, column, there)
+
     # ---- logits
 
     def logits(self, c, words: list[Uint32]):
@@ -183,6 +189,8 @@ class Scan:
 
     def store(self, c, turn: Int32, there: list[Boolean], words: list[Uint32]) -> None:
         """The columns' cache words, if the row's cache is written."""
+        if self.greedy_drafts:
+            return
         if self.vector:
             address = c.cache + Int64(self.column(c, turn, 0)) * self.cache_bytes
             for i in range(0, len(words), 4):
@@ -200,11 +208,13 @@ class Scan:
     @cute.jit
     def lower_floor(self, c, score: Float32) -> Float32:
         """The floor in units of bound that stands for an exact score."""
+        if cutlass.const_expr(self.greedy_drafts):
+            return score
         floor = score
         if not c.greedy:
             scaled = score * Float32(LOG2_E)
             size = ptx.select(scaled < Float32(0.0), -scaled, scaled)
-            floor = scaled - Float32(WORD_BITS) - (size * Float32(RELATIVE_MARGIN) + Float32(MARGIN))
+            floor = scaled - Float32(self.noise.BITS) - (size * Float32(RELATIVE_MARGIN) + Float32(MARGIN))
         return floor
 
     @cute.jit
@@ -216,14 +226,7 @@ class Scan:
         self.store(c, turn, there, words)
         for e in cutlass.range_constexpr(ENTRIES):
             c.logits[e] = logits[e]
-        if c.greedy:
-            for e in cutlass.range_constexpr(ENTRIES):
-                c.bounds[e] = logits[e]
-        else:
-            for e in cutlass.range_constexpr(ENTRIES):
-                token = self.target_id(c, self.column(c, turn, e), candidates[e])
-                word = Float32(step_math.hash_word(c.prefix, token)) - Float32(LOWER_HALF)
-                c.bounds[e] = step_math.fma(c.logits[e], c.slope, -step_math.log2_approx(word))
+        self.take_bounds(c, turn, candidates)
         self.take_floor(c)
         left = Boolean(False)
         for e in cutlass.range_constexpr(ENTRIES):
@@ -235,10 +238,36 @@ class Scan:
             self.score_open(c, turn, done)
 
     @cute.jit
+    def take_bounds(self, c, turn: Int32, candidates):
+        """The bounds of the turn's columns."""
+        if cutlass.const_expr(self.greedy_drafts):
+            for e in cutlass.range_constexpr(ENTRIES):
+                c.bounds[e] = c.logits[e]
+        else:
+            if c.greedy:
+                for e in cutlass.range_constexpr(ENTRIES):
+                    c.bounds[e] = c.logits[e]
+            else:
+                for e in cutlass.range_constexpr(ENTRIES):
+                    token = self.target_id(c, self.column(c, turn, e), candidates[e])
+                    screen = self.noise.screen(c.keyed, token)
+                    c.bounds[e] = step_math.fma(c.logits[e], c.slope, -step_math.log2_approx(screen))
+
+    @cute.jit
+    def score(self, c, logit: Float32, id: Int32):
+        """The exact score of a logit."""
+        score = self.scores.of_logit(logit)
+        if cutlass.const_expr(self.greedy_drafts):
+            return score
+        if not c.greedy:
+            score = self.scores.noised(ptx.div_full(logit, c.temperature), self.noise.noise(c.keyed, id))
+        return score
+
+    @cute.jit
     def take_floor(self, c):
         """The floor of the best score that is known here: of the row's finished blocks, and of this block's warps."""
-        rank = ptx.lds_b32(c.shared_rank)
-        c.floor[0] = self.lower_floor(c, step_tail.score_of(cutlass.max(rank, c.known_rank)))
+        hint = ptx.lds_b32(c.shared_hint)
+        c.floor[0] = self.lower_floor(c, step_scores.score_of_hint(cutlass.max(hint, c.known_hint)))
 
     @cute.jit
     def score_open(self, c, turn: Int32, done: Uint32):
@@ -257,17 +286,17 @@ class Scan:
             found = pick >= 0
             pick = cutlass.max(pick, 0)
             done = done | ptx.select(found, Uint32(1) << Uint32(pick), Uint32(0))
-            token = self.target_id(c, self.column(c, turn, pick), found)
-            score = logit
-            if not c.greedy:
-                noise = step_math.gumbel(step_math.hash_token(c.prefix, token))
-                score = ptx.add_rn(ptx.div_full(logit, c.temperature), noise)
-            rank = ptx.select(found, keys.ordered(score), Uint32(0))
-            low = ptx.select(found, Uint32(token) ^ Uint32(step_tail.ALL_ONES), Uint32(0))
-            c.best[0], c.best[1] = keys.larger(rank, low, c.best[0], c.best[1])
-            best = ptx.warp_max_u32(c.best[0])
+            id = self.candidate(c, self.column(c, turn, pick), found)
+            score = self.score(c, logit, id)
+            key = [
+                ptx.select(found, word, Uint32(0)) for word in [*self.scores.rank(score), Uint32(id) ^ Uint32(ALL_ONES)]
+            ]
+            key = step_scores.larger(key, [c.best[i] for i in range(self.scores.KEY_WORDS)])
+            for i in cutlass.range_constexpr(self.scores.KEY_WORDS):
+                c.best[i] = key[i]
+            hint = ptx.warp_max_u32(ptx.select(found, self.scores.hint(score), Uint32(0)))
             if c.lane == 0:
-                step_memory.raise_shared(c.shared_rank, best)
+                step_memory.raise_shared(c.shared_hint, hint)
             self.take_floor(c)
             left = Boolean(False)
             for e in cutlass.range_constexpr(ENTRIES):

@@ -1,8 +1,10 @@
 """Sizes of the memory that the step kernels share with their host. Plain Python: no compiler is imported."""
 
-KEY_BYTES = 8  # a 64-bit key: keys.ordered of the score, then the complement of the token id
-SCRATCH_BYTES = 32  # of a row: its best key and its count of arrivals, alone in a sector of memory
-SCRATCH_WORDS = SCRATCH_BYTES // KEY_BYTES
+WORD_BYTES = 8  # of the scratch
+ARRIVALS_BYTE = 16  # of a row's scratch: its count of arrivals, behind the best key, of 8 or 16 bytes
+SCRATCH_BYTES = 32  # of a row, alone in a sector of memory
+SCRATCH_WORDS = SCRATCH_BYTES // WORD_BYTES
+SHARED_KEY_BYTES = 16  # a key in shared memory
 SHARD_ENTRIES = 8  # a position's row of a flat shard is padded to a multiple: 16 bytes of bf16
 
 

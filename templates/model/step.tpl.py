@@ -1,35 +1,38 @@
 """Step kernels of {{ spec.model.title }}: the tail of one draft position in one launch, behind the engine's own product for the bias.
 
 For a position and each request row (tests/harness/oracle.py is the exact contract):
+# % if spec.logits.cache_dtypes
     logit[v]  = cache_round(transform(base[v] + bias[v]))   the sum rounded to the base logits' dtype
     cache[v]  = logit[v]                                    not written for padding rows
     score[v]  = logit[v] / T + noise[v]                     logit[v] alone where T == 0
     token     = the lowest id whose score is NaN, else the lowest id of the maximum
+# % else
+    score[v]  = transform(base[v] + bias[v])                the sum rounded to the base logits' dtype
+    token     = the lowest draft id whose score is NaN, else the lowest draft id of the maximum; as target id
+# % endif
 
 `anchor_embed` gathers the anchors' Markov embeddings once a call. `step` does the above: a block takes some columns of one row, and the
 block of a row that arrives last writes the draft token and gathers its embedding, or, where ranks share the vocabulary, writes the row's
 packet. `pick` takes the ranks' packets to token and embedding. `cache_fill` takes the ranks' flat shards to the cache.
 
-Cost of a position: one launch (two, and a gathering of 4 words a row, with ranks); base and bias read once, the cache written once.
+Cost of a position: one launch (two, and a gathering of a packet a row, with ranks); base and bias read once, the cache written once.
 """
 
-from collections import namedtuple
 from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32, Uint64
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_stream
 
-from .._device import keys, ptx, step_fill, step_math, step_memory, step_rows, step_scan, step_sizes, step_tail
+from .._device import ptx, step_fill, step_memory, step_rows, step_scan, step_scores, step_sizes, step_state, step_tail
 from .._device.kernel_image import Description, LaunchShape, parameters
 from . import config
-from .config import DRAFT_SALT, NUM_STEPS
 
 LANES = 32
-INT64_BYTES, FP32_BYTES = 8, 4
+WORD_BYTES = 4
 BLOCK_SIZES = (1024, 2048, 4096, 8192)  # vocabulary columns of a block; all give the same tokens
 LEAST_THREADS, MOST_THREADS = 128, 256  # of a block
 MOST_COLUMNS = 32  # of a thread, where that leaves a block enough threads
@@ -48,6 +51,7 @@ STEP_ARGUMENTS = (
     "base_row_stride",
     "bias",  # address of the bias, bf16 [rows, width]
     "bias_row_stride",
+    # From here to `seeds` not used by greedy drafts.
     "cache",  # address of the cache of state 0 at this position; of row 0 of a flat shard where `cache_fill` follows
     "cache_row_stride",  # between two states; between two rows of a flat shard
     "idx_mapping",  # address, int64 [rows * NUM_STEPS]
@@ -91,13 +95,6 @@ FILL_ARGUMENTS = (
 )
 NARROW = ("query_per_row", "rows", "step", "vocab_start", "width", "world")  # int32, all others int64
 
-# What the parts of the step kernel share: this thread's place, its row's state and addresses, and small tensors as state.
-CONTEXT = """
-tid lane warp first_column end vocab_start base bias cache cached d2t
-greedy temperature slope prefix known_rank shared_rank floor best staged logits bounds
-"""
-Context = namedtuple("Context", CONTEXT.split())
-
 
 def threads_of(block: int) -> int:
     """Threads of a block that takes so many columns."""
@@ -105,28 +102,29 @@ def threads_of(block: int) -> int:
 
 
 def shared_bytes(block: int) -> int:
-    """Shared memory of a block: the best key of each warp, and the rank of the best score so far."""
-    return (threads_of(block) // LANES + 1) * step_sizes.KEY_BYTES
+    """Shared memory of a block: the best key of each warp, and the hint of the best score so far."""
+    return (threads_of(block) // LANES + 1) * step_sizes.SHARED_KEY_BYTES
 
 
 class StepKernel(step_scan.Scan, step_tail.Tail):
     """One build: columns of a block, the base logits' and the cache's dtype, ranks, 16-byte accesses."""
 
-    def __init__(
-        self, block: int, base_dtype: str, cache_dtype: str, sharded: bool, vector: bool, pdl: bool
-    ) -> None:
+    def __init__(self, block: int, base_dtype: str, cache_dtype: str, sharded: bool, vector: bool, pdl: bool) -> None:
         if block not in BLOCK_SIZES:
             raise ValueError(f"block: expected one of {', '.join(map(str, BLOCK_SIZES))}, got {block}")
         self.block, self.sharded = block, sharded
-        self.by_row = sharded or config.D2T  # the cache is a flat shard
         threads = threads_of(block)
         self.shared_bytes = shared_bytes(block)
-        step_scan.Scan.__init__(self, config, base_dtype, cache_dtype, vector, threads, block // (threads * step_scan.ENTRIES))
+        by_row = sharded or config.D2T  # the cache is a flat shard
+        turns = block // (threads * step_scan.ENTRIES)
+        step_scan.Scan.__init__(self, config, base_dtype, cache_dtype, by_row, vector, threads, turns)
         step_tail.Tail.__init__(self, config, pdl)
 
     def launch_shape(self) -> LaunchShape:
         """How it is launched: an empty shard has a block too, which writes its packets."""
-        return LaunchShape((("width", self.block), "rows", 1), self.threads, self.shared_bytes, cooperative=False, pdl=self.pdl)
+        return LaunchShape(
+            (("width", self.block), "rows", 1), self.threads, self.shared_bytes, cooperative=False, pdl=self.pdl
+        )
 
     @cute.kernel
     def kernel(
@@ -159,12 +157,11 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         base_row = base + Int64(row) * base_row_stride * self.base_bytes
         bias_row = bias + Int64(row) * bias_row_stride * step_scan.BF16_BYTES
         scratch_row = scratch + Int64(row) * step_sizes.SCRATCH_BYTES
-        sample = Int64(row) * NUM_STEPS + Int64(step)
         staged = cute.make_rmem_tensor(cute.make_layout(self.depth * self.staged_words), Uint32)
-        shared = Int32(cutlass.memory.SmemAllocator().allocate(self.shared_bytes, step_sizes.KEY_BYTES).toint())
-        shared_rank = shared + self.threads // LANES * step_sizes.KEY_BYTES
+        shared = Int32(cutlass.memory.SmemAllocator().allocate(self.shared_bytes, step_sizes.SHARED_KEY_BYTES).toint())
+        shared_hint = shared + self.threads // LANES * step_sizes.SHARED_KEY_BYTES
         if tid == 0:
-            ptx.sts_b32(shared_rank, Uint32(0))
+            ptx.sts_b32(shared_hint, Uint32(0))
 
         # Nothing is read or written before the kernel ahead has ended: bias, scratch and tokens come from it.
         cute.arch.griddepcontrol_wait()
@@ -172,61 +169,57 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
 
         # The first turns' loads start ahead of the row's state, which is two loads deep: the barrier keeps the compiler from
         # turning that round.
-        place = Context(*[None] * len(Context._fields))._replace(
+        place = step_state.Context(
             tid=tid, warp=warp, first_column=part * self.block, end=cutlass.min(width, (part + 1) * self.block), base=base_row,
             bias=bias_row, staged=staged
-        )
+        )  # fmt: skip
         self.fetch_first(place)
-        cute.arch.sync_threads()  # the block's rank is there
-        state = ptx.ldg_s64(idx_mapping + sample * INT64_BYTES)
-        position = ptx.ldg_s64(sample_pos + sample * INT64_BYTES)
-        known = ptx.ld_relaxed_gpu(scratch_row)
-        heat, seed = Float32(0.0), Int64(0)
-        if state >= 0:  # a padding row is greedy and reads nothing at its index
-            heat = ptx.float_of(ptx.ldg_b32(temperature + state * FP32_BYTES))
-            seed = ptx.ldg_s64(seeds + state * INT64_BYTES)
-        # % if spec.noise.step_mix
-        seed = seed ^ (Int64(step) << step_math.WORD_BITS)
-        # % endif
-        key = position - 1 + DRAFT_SALT
-        seed, key = Uint64(seed), Uint64(key)
-        prefix = step_math.hash_prefix(step_math.low_word(seed), step_math.high_word(seed), step_math.low_word(key))
-        slope = ptx.div_full(Float32(step_scan.LOG2_E), heat)
-        if not ((slope < Float32(step_scan.STEEPEST)) & (slope > Float32(-step_scan.STEEPEST))):
-            slope = ptx.float_of(Uint32(step_scan.NAN))
-        cache_row = Int64(row) if cutlass.const_expr(self.by_row) else state
-        c = place._replace(
-            lane=lane, vocab_start=vocab_start, d2t=d2t, cached=state >= 0, greedy=heat == Float32(0.0), temperature=heat,
-            cache=cache + cache_row * cache_row_stride * self.cache_bytes, slope=slope, prefix=prefix,
-            known_rank=step_math.high_word(known), shared_rank=shared_rank,
+        cute.arch.sync_threads()  # the block's hint is there
+        known_hint = self.scores.hint_in_memory(scratch_row)
+        c = self.with_state(
+            place, row, step, idx_mapping, sample_pos, temperature, seeds, cache, cache_row_stride
+        )._replace(
+            lane=lane, vocab_start=vocab_start, d2t=d2t, known_hint=known_hint, shared_hint=shared_hint,
             floor=cute.make_rmem_tensor(cute.make_layout(1), Float32),
-            best=cute.make_rmem_tensor(cute.make_layout(2), Uint32),
+            best=cute.make_rmem_tensor(cute.make_layout(self.scores.KEY_WORDS), Uint32),
             logits=cute.make_rmem_tensor(cute.make_layout(step_scan.ENTRIES), Float32),
             bounds=cute.make_rmem_tensor(cute.make_layout(step_scan.ENTRIES), Float32),
         )  # fmt: skip
-        c.best[0], c.best[1] = Uint32(0), Uint32(0)
+        for i in cutlass.range_constexpr(self.scores.KEY_WORDS):
+            c.best[i] = Uint32(0)
 
         for turn in cutlass.range(self.turns(c), unroll=1):
             self.scan_turn(c, turn)
 
         # The block's best key, and the row's once all its blocks have arrived
-        top, low = keys.warp_largest(c.best[0], c.best[1])
+        best = step_scores.warp_largest([c.best[i] for i in range(self.scores.KEY_WORDS)])
         if lane == 0:
-            ptx.sts_b64(shared + warp * step_sizes.KEY_BYTES, [top, low])
+            for i in cutlass.range_constexpr(self.scores.KEY_WORDS):
+                ptx.sts_b32(shared + warp * step_sizes.SHARED_KEY_BYTES + i * WORD_BYTES, best[i])
         cute.arch.sync_threads()
-        top, low = Uint32(0), Uint32(0)
+        best = [Uint32(0)] * self.scores.KEY_WORDS
         if tid < self.threads // LANES:
-            top, low = ptx.lds_b64(shared + tid * step_sizes.KEY_BYTES)
+            best = ptx.lds_b128(shared + tid * step_sizes.SHARED_KEY_BYTES)[: self.scores.KEY_WORDS]
         if warp == 0:
-            top, low = keys.warp_largest(top, low)
+            best = step_scores.warp_largest(best)
             arrived = Uint32(0)
             if lane == 0:
-                if top != 0:
-                    step_memory.raise_key(scratch_row, (Uint64(top) << Uint64(step_math.WORD_BITS)) | Uint64(low))
-                arrived = step_memory.arrive(scratch_row + step_sizes.KEY_BYTES, Uint32(parts - 1))
+                if best[0] != 0:
+                    self.scores.raise_key(scratch_row, best)
+                arrived = step_memory.arrive(scratch_row + step_sizes.ARRIVALS_BYTE, Uint32(parts - 1))
             if cute.arch.shuffle_sync(arrived, 0) == Uint32(parts - 1):
                 self.finish_row(
-                    lane, row, step, scratch_row, draft_tokens, token_stride, embed, embeddings, packets
+                    lane,
+                    row,
+                    step,
+                    scratch_row,
+                    draft_tokens,
+                    token_stride,
+                    embed,
+                    embeddings,
+                    packets,
+                    d2t,
+                    vocab_start,
                 )
 
     @cute.jit
@@ -241,17 +234,17 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         embed: Int64,
         embeddings: Int64,
         packets: Int64,
+        d2t: Int64,
+        vocab_start: Int32,
     ):
         """The row's winner from its best key, by one warp; the scratch is left zero for the next position."""
-        winner = Uint64(0)
+        winner = [Uint32(0)] * self.scores.KEY_WORDS
         if lane == 0:  # the thread whose arrival acquired the other blocks' keys
-            winner = ptx.ld_relaxed_gpu(scratch_row)
-            ptx.stg_s64(scratch_row, Int64(0))
-        top = Uint32(cute.arch.shuffle_sync(step_math.high_word(winner), 0))
-        low = Uint32(cute.arch.shuffle_sync(step_math.low_word(winner), 0))
-        token = Int32(low ^ Uint32(step_tail.ALL_ONES))
+            winner = self.scores.take_key(scratch_row)
+        *rank, low = [Uint32(cute.arch.shuffle_sync(word, 0)) for word in winner]
+        token = self.token_of(Int32(low ^ Uint32(step_tail.ALL_ONES)), rank[0] != 0, d2t, vocab_start)
         if cutlass.const_expr(self.sharded):
-            self.write_packet(lane, packets, row, top, token)
+            self.write_packet(lane, packets, row, rank, token)
         else:
             self.write_token(lane, draft_tokens, token_stride, row, step, token)
             self.gather_embedding(lane, embed, token, embeddings, row)
@@ -318,7 +311,8 @@ def compile_step(
 ):
     """Compiles one build of step; it takes STEP_ARGUMENTS, then a stream.
 
-    `block`: columns of a block, one of BLOCK_SIZES. Dtypes: "bf16" or "fp32". `sharded`: write packets and a flat shard of the cache.
+    `block`: columns of a block, one of BLOCK_SIZES. Dtypes: "bf16" or "fp32"; "" for the cache that greedy drafts do not have.
+    `sharded`: write packets and a flat shard of the cache.
     `vector`: 16-byte accesses, for widths of a multiple of 8 and base, bias and cache rows that start on 16 bytes.
     """
     kernel = StepKernel(block, base_dtype, cache_dtype, sharded, vector, pdl)
@@ -342,7 +336,7 @@ KINDS = {
     "anchor": (lambda b: step_rows.AnchorKernel(config, b.pdl), ANCHOR_ARGUMENTS, ("rows",)),
     "step": (lambda b: StepKernel(b.block, b.base, b.cache, b.sharded, b.vector, b.pdl), STEP_ARGUMENTS, ("rows",)),
     "pick": (lambda b: step_rows.PickKernel(config, b.pdl), PICK_ARGUMENTS, ("rows",)),
-    "fill": (lambda b: step_fill.FillKernel(config, b.cache, b.vector, b.pdl), FILL_ARGUMENTS, ("rows", "world")),
+    "fill": (lambda b: step_fill.FillKernel(config, b.cache, b.vector, b.pdl), FILL_ARGUMENTS, ("world",)),
 }
 
 
@@ -365,10 +359,15 @@ def compile_builds() -> dict[str, tuple[Callable[[str, str], Any], int]]:
     builds = {}
     for base in config.BASE_DTYPES:
         for cache, block, sharded, vector, pdl in product(
-            config.CACHE_DTYPES, BLOCK_SIZES, sorted({world > 1 for world in config.TP_SIZES}), (True, False), (False, True)
+            config.CACHE_DTYPES or ("",),
+            BLOCK_SIZES,
+            sorted({world > 1 for world in config.TP_SIZES}),
+            (True, False),
+            (False, True),
         ):
             options = {"sharded": sharded, "vector": vector, "pdl": pdl}
-            name = " ".join([f"step {base}/{cache} {block}", *(option for option, on in options.items() if on)])
+            dtypes = f"{base}/{cache}" if cache else base
+            name = " ".join([f"step {dtypes} {block}", *(option for option, on in options.items() if on)])
             builds[name] = _build(compile_step, block, base, cache, **options), shared_bytes(block)
     for pdl in (False, True):
         suffix = " pdl" if pdl else ""

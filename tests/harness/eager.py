@@ -24,7 +24,7 @@ class EagerLoop:
     A reduced draft vocabulary's logits are copied into rows of the target vocabulary, of which the other columns are -inf. Greedy
     drafts, of a case without a cache, are the arg max in draft space, then mapped.
 
-    The case must have step mixing, the noise murmur3_32, no sampling limit, and anchors in range also in padding rows. Run once
+    The case must have step mixing where it has noise, no sampling limit, and anchors in range also in padding rows. Run once
     before capturing a CUDA graph: the first run compiles.
 
     Args:
@@ -36,14 +36,13 @@ class EagerLoop:
     def __init__(self, case: Case, *, scatter: bool = False) -> None:
         if not case.step_mix or case.sampling_limit != case.vocab_size:
             raise ValueError("case: expected step_mix and a sampling_limit of vocab_size, as the engine has")
-        if case.noise_scheme != "murmur3_32":
-            raise ValueError(f"case: expected the noise murmur3_32, got {case.noise_scheme}")
         anchors = case.input_ids[:: case.query_per_row][: case.rows]
         if bool(((anchors < 0) | (anchors >= case.vocab_size)).any()):
             raise ValueError(f"case: expected every anchor in [0, {case.vocab_size}), got {anchors.tolist()}")
         self.case = case
         blocks = triton.cdiv(case.vocab_size, engine_math.BLOCK)
-        self._best_score = torch.empty(case.rows, blocks, dtype=torch.float32, device=case.device)
+        score = torch.float64 if case.noise_scheme == engine_math.FP64_NOISE else torch.float32
+        self._best_score = torch.empty(case.rows, blocks, dtype=score, device=case.device)
         self._best_id = torch.empty(case.rows, blocks, dtype=torch.int64, device=case.device)
         self._map = case.target_ids if scatter or case.d2t is not None else None
         self._scattered = None
@@ -82,6 +81,7 @@ class EagerLoop:
             step=step,
             num_steps=case.num_steps,
             salt=case.draft_salt,
+            scheme=case.noise_scheme,
         )
         block = self._best_score.argmax(dim=-1, keepdim=True)
         return self._best_id.gather(1, block).view(-1)

@@ -71,16 +71,21 @@ def _gumbel(seed, key, ids):
 
 
 @triton.jit
-def _noise_kernel(out, seed_pointer, key_pointer, count, SCHEME: tl.constexpr, BLOCK: tl.constexpr):
-    ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    seed, key = tl.load(seed_pointer), tl.load(key_pointer)
+def _gumbel_by(seed, key, ids, SCHEME: tl.constexpr):
     if SCHEME == "murmur3_32":
         noise = _gumbel(seed, key, ids)
     elif SCHEME == "murmur3_64":
         noise = _gumbel_fp64(seed, key, ids)
     else:
         noise = _gumbel_philox(seed, key, ids)
-    tl.store(out + ids, noise, mask=ids < count)
+    return noise
+
+
+@triton.jit
+def _noise_kernel(out, seed_pointer, key_pointer, count, SCHEME: tl.constexpr, BLOCK: tl.constexpr):
+    ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    seed, key = tl.load(seed_pointer), tl.load(key_pointer)
+    tl.store(out + ids, _gumbel_by(seed, key, ids, SCHEME), mask=ids < count)
 
 
 @triton.jit
@@ -92,7 +97,7 @@ def _divide_kernel(out, score, heat_pointer, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def _sample_kernel(
-    best_score,  # fp32 [rows, blocks]
+    best_score,  # fp32 or fp64 [rows, blocks]
     best_id,  # int64 [rows, blocks]
     logits,  # cache dtype [rows, V], contiguous
     cache,  # [max_reqs, N, >= V]
@@ -107,6 +112,7 @@ def _sample_kernel(
     salt,
     first,  # id of the first of `count` columns
     count,
+    SCHEME: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -118,11 +124,13 @@ def _sample_kernel(
     real = state >= 0
     tl.store(cache + state * cache_req_stride + step * cache_step_stride + ids, stored, mask=inside & real)
     heat = tl.load(temperature + state, mask=real, other=0.0)
-    score = stored.to(tl.float32)
+    score = stored.to(tl.float32).to(best_score.dtype.element_ty)
     if heat != 0.0:
         seed = tl.load(seeds + state) ^ (tl.cast(step, tl.int64) << 32)
         key = tl.load(positions + row * num_steps + step) - 1 + salt
-        score = tl.where(inside, score / heat + _gumbel(seed, key, first + ids), float("-inf"))
+        quotient = stored.to(tl.float32) / heat
+        noised = (quotient + _gumbel_by(seed, key, first + ids, SCHEME)).to(best_score.dtype.element_ty)
+        score = tl.where(inside, noised, float("-inf"))
     value, place = tl.max(score, axis=0, return_indices=True)
     tl.store(best_score + row * tl.num_programs(1) + block, value)
     tl.store(best_id + row * tl.num_programs(1) + block, first + block * BLOCK + place)
@@ -165,15 +173,17 @@ def sample_blocks(
     num_steps: int,
     salt: int,
     first: int = 0,
+    scheme: str = "murmur3_32",
 ) -> None:
     """Cache one position's logits and leave the noised maximum of each block of `BLOCK` ids, as the engine's kernel does.
 
     Args:
-        best_score: fp32 [rows, blocks], out.
+        best_score: [rows, blocks], out; fp64 by the scheme murmur3_64, else fp32.
         best_id: int64 [rows, blocks], out.
         logits: [rows, V], contiguous, in the cache's dtype.
         cache: [max_reqs, N, >= V], out; other arguments as in a sampler's `sample`.
         first: token id of column 0, where the logits and the cache are a vocabulary shard's.
+        scheme: of the noise.
     """
     rows, count = logits.shape
     _sample_kernel[rows, best_score.shape[1]](
@@ -192,5 +202,6 @@ def sample_blocks(
         salt,
         first,
         count,
+        SCHEME=scheme,
         BLOCK=BLOCK,
     )

@@ -37,7 +37,8 @@ class EmulatedStepSampler:
         weights: embedding and whole head.
         world: number of ranks.
         max_reqs: request states, and the most rows of a call.
-        cache_dtype: of the logits cache.
+        cache_dtype: of the logits cache; None for greedy drafts.
+        d2t: of a reduced draft vocabulary.
         block: vocabulary columns of a CTA for every row count; None takes the model's table.
     """
 
@@ -48,7 +49,8 @@ class EmulatedStepSampler:
         *,
         world: int,
         max_reqs: int,
-        cache_dtype: torch.dtype,
+        cache_dtype: torch.dtype | None,
+        d2t: torch.Tensor | None = None,
         block: int | None = None,
     ) -> None:
         embed, head = weights
@@ -66,8 +68,8 @@ class EmulatedStepSampler:
 
         self.ranks = []
         for rank in range(world):
-            part = launch.VocabParallelHead(head, vocab_size=embed.shape[0], rank=rank, world=world)
-            sampler = Rank(embed, part, max_reqs=max_reqs, cache_dtype=cache_dtype)
+            part = launch.VocabParallelHead(head, vocab_size=constants["DRAFT_VOCAB_SIZE"], rank=rank, world=world)
+            sampler = Rank(embed, part, max_reqs=max_reqs, cache_dtype=cache_dtype, d2t=d2t)
             sampler.compile()
             self.ranks.append(sampler)
 

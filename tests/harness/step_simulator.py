@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dspark_kernels._device import step_sizes
+from dspark_kernels._device.step_call import UNUSED_BY_GREEDY_DRAFTS
 
 from .cases import Transform
 from .eager import head_output, transformed_sum
@@ -22,10 +23,11 @@ from .fake_kernels import FakeKernel
 from .oracle import divide, gumbel, winner
 
 STEP = Path(__file__).parents[2] / "templates" / "model" / "step.tpl.py"
-BYTES = {"bf16": 2, "fp32": 4}
+BYTES = {"bf16": 2, "fp32": 4, "": 4}  # "": greedy drafts have no cache
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 VECTOR_BYTES, ENTRIES = 16, 8
 NO_TOKEN = 2**31 - 1  # of a rank without a candidate
+WIDE = "murmur3_64"  # the noise scheme whose scores are fp64
 
 
 def constant(name: str) -> tuple[str, ...]:
@@ -107,15 +109,20 @@ class StepSimulator:
                 assert not rows_matter or a[f"{name}_row_stride"] * size % VECTOR_BYTES == 0, name
         logits = memory(a["base"], DTYPES[base], (rows, width), (a["base_row_stride"], 1))
         bias = memory(a["bias"], torch.bfloat16, (rows, width), (a["bias_row_stride"], 1))
+        greedy = not config.CACHE_DTYPES
+        assert not greedy or all(a.get(name, 0) == 0 for name in UNUSED_BY_GREEDY_DRAFTS)
         transform = Transform.of(config)
         if transform.placement in ("base", "both") and not transform.base_capped:
             logits = head_output(transform, logits)
-        logits = transformed_sum(transform, logits, bias).to(DTYPES[cache])
+        logits = transformed_sum(transform, logits, bias).to(torch.float32 if greedy else DTYPES[cache])
         ids = torch.arange(a["vocab_start"], a["vocab_start"] + width)
         if config.D2T:
             ids = ids + memory(a["d2t"], torch.int64, (width,), (1,))
         logits[:, ids >= config.SAMPLING_LIMIT] = float("-inf")
         for row in range(rows):
+            if greedy:
+                self._finish(a, row, *self._best_draft(logits[row], ids), sharded)
+                continue
             sample = row * steps + step
             state = int(memory(a["idx_mapping"], torch.int64, (sample + 1,), (1,))[sample])
             heat, seed = 0.0, 0
@@ -129,11 +136,24 @@ class StepSimulator:
                 )
             position = int(memory(a["sample_pos"], torch.int64, (sample + 1,), (1,))[sample])
             score, token = self._best(logits[row].float(), ids, heat, seed, position, step)
-            if sharded:
-                self._packet(a, row, score, token)
-            else:
-                self._token(a, row, token)
-                self._embedding(a, row, token)
+            self._finish(a, row, score, token, sharded)
+
+    def _finish(self, a: Mapping[str, int], row: int, score: float, token: int, sharded: bool) -> None:
+        """What a row's last block does with the winner."""
+        if sharded:
+            self._packet(a, row, score, token)
+        else:
+            self._token(a, row, token)
+            self._embedding(a, row, token)
+
+    def _best_draft(self, score: torch.Tensor, ids: torch.Tensor) -> tuple[float, int]:
+        """Score and target id of the winner of greedy drafts: ties go to the lowest draft id."""
+        candidates = ids < self.config.SAMPLING_LIMIT
+        ids, score = ids[candidates], score[candidates]
+        if not len(ids):
+            return float("-inf"), NO_TOKEN
+        place = winner(score)
+        return float(score[place]), int(ids[place])
 
     def _best(
         self, score: torch.Tensor, ids: torch.Tensor, heat: float, seed: int, position: int, step: int
@@ -142,7 +162,8 @@ class StepSimulator:
         config = self.config
         if heat != 0.0:
             seed = seed ^ (step << 32) if config.STEP_MIX else seed
-            noise = gumbel(seed, position - 1 + config.DRAFT_SALT, config.VOCAB_SIZE, score.device)
+            key, scheme = position - 1 + config.DRAFT_SALT, config.NOISE_SCHEME
+            noise = gumbel(seed, key, config.VOCAB_SIZE, score.device, scheme=scheme)
             score = divide(score, heat) + noise[ids]
         by_id = torch.argsort(ids)
         ids, score = ids[by_id], score[by_id]
@@ -162,18 +183,31 @@ class StepSimulator:
         packet = memory(a["packets"], torch.int32, (row + 1, words), (words, 1))[row]
         packet.zero_()
         fields = self.config.PACKET_FIELDS
-        packet.view(torch.float32)[fields["score"][0]] = score
+        if self._wide:
+            packet.view(torch.float64)[fields["score64"][0] // 2] = score
+        else:
+            packet.view(torch.float32)[fields["score"][0]] = score
         packet[fields["token"][0]] = token
         if "nan" in fields:
             packet[fields["nan"][0]] = int(score != score)
+
+    @property
+    def _wide(self) -> bool:
+        return bool(self.config.CACHE_DTYPES and self.config.NOISE_SCHEME == WIDE)
 
     def _pick(self, a: Mapping[str, int]) -> None:
         rows, world, words = a["rows"], a["world"], self.config.PACKET_WORDS
         packets = memory(a["packets"], torch.int32, (world, rows, words), (rows * words, words, 1))
         for row in range(rows):
-            score = packets[:, row].contiguous().view(torch.float32)[:, self.config.PACKET_FIELDS["score"][0]]
-            tokens = packets[:, row, self.config.PACKET_FIELDS["token"][0]]
-            by_id = torch.argsort(tokens)
+            fields, line = self.config.PACKET_FIELDS, packets[:, row].contiguous()
+            if self._wide:
+                score = line.view(torch.float64)[:, fields["score64"][0] // 2]
+            else:
+                score = line.view(torch.float32)[:, fields["score"][0]]
+            tokens = line[:, fields["token"][0]]
+            if not self.config.CACHE_DTYPES:  # ranks' draft ids ascend, token ids need not
+                score, tokens = score[tokens != NO_TOKEN], tokens[tokens != NO_TOKEN]
+            by_id = torch.argsort(tokens) if self.config.CACHE_DTYPES else torch.arange(len(tokens))
             token = int(tokens[by_id][winner(score[by_id])])
             self._token(a, row, token)
             self._embedding(a, row, token)

@@ -22,10 +22,6 @@ KERNELS = {"fused": ("fused",), "chain": ("noise", "chain", "fused"), "step": ("
 # What a kernel says of a spec that it cannot serve.
 DECLINED = {
     ("chain", "case_02_fp64_noise"): r'noise\.scheme: must be "murmur3_32" or "philox_32" for the (chain|noise) kernel',
-    ("step", "case_02_fp64_noise"): r'noise\.scheme: must be "murmur3_32" for the step kernel',
-    ("step", "case_02_philox_noise"): r'noise\.scheme: must be "murmur3_32" for the step kernel',
-    ("step", "case_25_greedy_drafts_are_drawn_before_any_cache_rounding"): r"logits\.cache_dtypes: must be a list",
-    ("step", "case_13_greedy_drafts_are_mapped_after_the_draw"): r"logits\.cache_dtypes: must be a list",
 }
 
 

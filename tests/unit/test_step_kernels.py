@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ def step_of(folder: Path, **options: Any) -> ModuleType:
     """The step module of a small model."""
     from tests.harness.toy import toy_model
 
-    model = toy_model(folder, VOCAB, kernels=KERNELS, **options)
+    model = toy_model(folder, VOCAB, **({"kernels": KERNELS} | options))
     return importlib.import_module(f"{model.__name__}.step")
 
 
@@ -69,6 +70,27 @@ TRANSFORMS = {
 }
 
 
+SCHEMES: dict[str, dict[str, Any]] = {
+    "murmur3_64": {"noise": {"scheme": "murmur3_64"}, "kernels": ("fused", "step")},
+    "philox_32": {"noise": {"scheme": "philox_32"}},
+    "greedy": {"logits": {"cache_dtypes": ()}, "kernels": ("fused", "step")},
+}
+
+
+@pytest.mark.parametrize("d2t", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_builds_of_other_schemes_neither_spill_nor_use_local_memory(tmp_path: Path, scheme: str, d2t: bool) -> None:
+    vocabulary = {"draft": 500, "d2t": True} if d2t else {"sampling_limit": VOCAB - 2}
+    step = step_of(tmp_path, vocabulary=vocabulary, **SCHEMES[scheme])
+    cache = "" if scheme == "greedy" else "bf16"
+    for base, vector, sharded in (("bf16", True, False), ("fp32", False, True)):
+        compiled = step.compile_step(
+            8192, base, cache, vector=vector, sharded=sharded, arch="sm_90a", options="--keep-cubin"
+        )
+        assert resources(compiled) == (0, 0), (base, vector, sharded)
+    assert resources(step.compile_pick(arch="sm_90a", options="--keep-cubin")) == (0, 0)
+
+
 @pytest.mark.parametrize("name", ["none", *TRANSFORMS])
 def test_builds_neither_spill_nor_use_local_memory(tmp_path: Path, name: str) -> None:
     logits = {} if name == "none" else {"transform": TRANSFORMS[name]}
@@ -111,35 +133,50 @@ def test_packets_hold_their_fields_and_zeros(plain: ModuleType) -> None:
     assert [type(packet[i]).__name__ for i in (0, 2, 3, 5)] == ["Uint32"] * 4
 
 
-@pytest.mark.parametrize("heat", [1e-6, 0.05, 0.7, 1.0, 3.0, 1e6])
-@pytest.mark.parametrize("spread", [0.0, 3.0, 3e4])
-def test_no_column_that_reaches_the_floor_is_left_out(plain: ModuleType, heat: float, spread: float) -> None:
-    """bound >= floor(score) for every column: the formulas of step_scan.py in numbers, with the worst error of each operation.
+def draws_by_scheme(generator: Any, count: int) -> Iterator[tuple[str, Any, Any]]:
+    """Of each noise scheme: noise of random words, and the numbers that bound it (step_noise.py), both fp64.
 
-    Words are spread over all sizes, so that noise of every size and both series and logarithm occur.
+    Words are spread over all sizes towards the end where noise is large, so that noise of every size, and both series and logarithm
+    occur.
     """
-    from tests.harness.oracle import gumbel_of_bits
+    from tests.harness.oracle import gumbel_of_bits, gumbel_of_bits_64, gumbel_of_philox
 
-    from dspark_kernels._device import step_scan
+    from dspark_kernels._device import step_noise
 
-    generator = torch.Generator().manual_seed(5)
-    count = 1 << 20
     words = torch.randint(0, 1 << 32, (count,), generator=generator) >> torch.randint(
         0, 32, (count,), generator=generator
     )
-    logits = torch.randn(count, generator=generator).mul(spread).bfloat16().double()
-    bits = words ^ (words >> 16)
-    score = logits / heat + gumbel_of_bits(bits).double()
-    score += (
-        score.abs() * 2.0**-22 + (logits / heat).abs() * 2.0**-22 + 2.0**-20
-    )  # division, sum, logarithms at their worst
-    lowered = words.double() - step_scan.LOWER_HALF
-    log2 = torch.log2(lowered.clamp(min=1)) + 2.0**-17
-    slope = math.log2(math.e) / heat
-    bound = logits * slope - log2 - (logits * slope).abs() * 2.0**-21
-    scaled = score * step_scan.LOG2_E
-    floor = scaled - step_scan.WORD_BITS - (scaled.abs() * step_scan.RELATIVE_MARGIN + step_scan.MARGIN)
-    excluded = (lowered > 0) & (bound < floor)
-    assert not bool(excluded.any())
-    # The bound is worth something: on most columns it is within a few units of the score.
-    assert float((bound - floor).median()) < 4 + float(scaled.abs().median()) * 2.0**-17
+    bits = words ^ (words >> 16)  # the hash's last operation
+    yield "murmur3_32", gumbel_of_bits(bits).double(), words.double() - step_noise.LOWER_HALF
+    low = torch.randint(0, 1 << 32, (count,), generator=generator)
+    upper = words ^ step_noise.ALL_ONES
+    noise = gumbel_of_bits_64(upper ^ (upper >> 16), low)
+    yield "murmur3_64", noise, words.double() - step_noise.LOWER_HALF
+    halves = words >> 1
+    yield "philox_32", gumbel_of_philox(halves).double(), halves.double()
+    yield "philox_32", gumbel_of_philox(halves ^ step_noise.ALL_ONES).double(), halves.double()
+
+
+@pytest.mark.parametrize("heat", [1e-6, 0.05, 0.7, 1.0, 3.0, 1e6])
+@pytest.mark.parametrize("spread", [0.0, 3.0, 3e4])
+def test_no_column_that_reaches_the_floor_is_left_out(heat: float, spread: float) -> None:
+    """bound >= floor(score) for every column: the formulas of step_scan.py in numbers, with the worst error of each operation."""
+    from dspark_kernels._device import step_noise, step_scan
+
+    generator = torch.Generator().manual_seed(5)
+    for scheme, noise, screen in draws_by_scheme(generator, 1 << 19):
+        logits = torch.randn(len(noise), generator=generator).mul(spread).bfloat16().double()
+        score = logits / heat + noise
+        # division, sum, logarithms at their worst, and fp64 scores as fp32
+        score += score.abs() * 2.0**-21 + (logits / heat).abs() * 2.0**-22 + 2.0**-20
+        log2 = torch.log2(screen.clamp(min=1) * (1 + 2.0**-23)) + 2.0**-17
+        slope = math.log2(math.e) / heat
+        bound = logits * slope - log2 - (logits * slope).abs() * 2.0**-21
+        scaled = score * step_scan.LOG2_E
+        margin = scaled.abs() * step_scan.RELATIVE_MARGIN + step_scan.MARGIN
+        floor = scaled - step_noise.SCHEMES[scheme].BITS - margin
+        excluded = (screen > 0) & (bound < floor)
+        assert not bool(excluded.any()), scheme
+        # The bound is worth something: where it says more than nothing it is within a few units of the score.
+        near = (bound - floor)[screen > step_noise.LOWER_HALF]
+        assert float(near.median()) < 4 + float(scaled.abs().median()) * 2.0**-17, scheme

@@ -202,6 +202,78 @@ def launch_of(kind: Any) -> Any:
     return SimpleNamespace(StepSampler=kind, VocabParallelHead=vocab_parallel_head.VocabParallelHead)
 
 
+# --- other noise, and greedy drafts ---
+
+WIDE_PACKET = {"score64": (0, 2), "token": (2, 2)}
+SCHEMES: dict[str, dict[str, Any]] = {
+    "murmur3_64": {"NOISE_SCHEME": "murmur3_64", "PACKET_FIELDS": WIDE_PACKET},
+    "philox_32": {"NOISE_SCHEME": "philox_32"},
+    "greedy": {"CACHE_DTYPES": ()},
+}
+DRAFTS = 16  # of a reduced vocabulary
+LIMIT = 30  # a sampling limit that leaves the last ranks without a candidate
+
+
+def scheme_case(scheme: str, rows: int, **options: Any) -> Case:
+    """A case of a scheme; greedy drafts have no cache."""
+    noise = {"cache_dtype": None} if scheme == "greedy" else {"noise_scheme": scheme}
+    case = case_of(rows, **(noise | options))
+    return case
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_other_schemes_draw_what_the_oracle_draws(gpu: Any, scheme: str, world: int) -> None:
+    cache = None if scheme == "greedy" else BF16
+    kind = toy(**SCHEMES[scheme], SAMPLING_LIMIT=LIMIT)
+    ranks = EmulatedStepSampler(launch_of(kind), WEIGHTS, world=world, max_reqs=MAX_REQS, cache_dtype=cache)
+    for rows, layout in ((1, "plain"), (4, "odd")):
+        case = scheme_case(scheme, rows, layout=layout, padding_rows=rows // 3, sampling_limit=LIMIT)
+        case.base_logits[0, :, [13, 25]] = float("nan")
+        case.base_logits[rows - 1, 1:] = float("-inf")
+        for got in ranks.sample(case, shards=True):
+            assert why_unequal_on_cpu(case, got.draft_tokens, got.logits_cache) is None
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("scheme", ["murmur3_32", *SCHEMES])
+def test_reduced_vocabularies_draw_what_the_oracle_draws(gpu: Any, scheme: str, world: int) -> None:
+    """Token ids out of order: ties go to the lowest token id, of greedy drafts to the lowest draft id, of whatever rank."""
+    cache = None if scheme == "greedy" else BF16
+    weights = WEIGHTS[0], WEIGHTS[1][:DRAFTS].contiguous()
+    case = scheme_case(scheme, 5, weights=weights, draft_vocab_size=DRAFTS, sampling_limit=LIMIT, padding_rows=1)
+    weights[1][:] = 0
+    case.base_logits[0] = 1.0
+    case.base_logits[1] = 0.0
+    case.base_logits[1, :, [2, 9]] = 2.0
+    case.base_logits[2, :, [5, 6, 11]] = float("nan")
+    kind = toy(**SCHEMES.get(scheme, {}), D2T=True, DRAFT_VOCAB_SIZE=DRAFTS, SAMPLING_LIMIT=LIMIT)
+    options = {"world": world, "max_reqs": MAX_REQS, "cache_dtype": cache, "d2t": case.d2t}
+    for got in EmulatedStepSampler(launch_of(kind), weights, **options).sample(case):
+        assert why_unequal_on_cpu(case, got.draft_tokens, got.logits_cache) is None
+
+
+def test_greedy_drafts_read_no_request_state(gpu: Any) -> None:
+    """As in the fused loop, the arguments that only noise and cache need may be anything; a cache is refused."""
+    case = scheme_case("greedy", 3)
+    sampler = toy(**SCHEMES["greedy"])(*WEIGHTS, max_reqs=MAX_REQS, cache_dtype=None)
+    base, anchors, *_, tokens = case.call_arguments
+    sampler.sample(base, anchors, None, None, None, None, None, tokens, query_per_row=case.query_per_row)
+    assert why_unequal_on_cpu(case, tokens, None) is None
+    with pytest.raises(ValueError, match=r"logits_cache: expected None for greedy drafts, got bf16 \[6, 3, 48\]"):
+        sampler.sample(*case_of(3).call_arguments)
+
+
+def test_greedy_drafts_launch_no_fill_and_warm_up_all_they_launch(gpu: Any) -> None:
+    kind = toy(**SCHEMES["greedy"])
+    sampler = kind(*WEIGHTS, max_reqs=MAX_REQS, cache_dtype=None)
+    sampler.warmup()
+    gpu.capturing = True
+    del kind.kernels.launched[:]
+    sample(sampler, scheme_case("greedy", 2))
+    assert kind.kernels.launched == ["anchor", *["step"] * N]
+
+
 # --- reduced vocabulary ---
 
 
@@ -402,6 +474,15 @@ GROUPS = {"group": group_of("gloo", 2, 0), "device_group": group_of("nccl", 2, 0
         ({"embed_weight": None}, {}, "the Markov embedding is missing"),
         ({"head_weight": None}, {}, "the Markov head is missing"),
         ({"fp64_noise": True}, {}, "noise.scheme, murmur3_32, got fp64"),
+        ({"fp64_noise": False}, {"NOISE_SCHEME": "murmur3_64"}, "noise.scheme, murmur3_64, got fp32"),
+        ({"fp64_noise": True}, {"NOISE_SCHEME": "murmur3_64"}, None),
+        ({"fp64_noise": True, "cache_dtype": None}, {"CACHE_DTYPES": ()}, None),
+        ({}, {"CACHE_DTYPES": ()}, "cache_dtype: expected None, got torch.bfloat16"),
+        ({"cache_dtype": None}, {}, "cache_dtype: expected bf16 or fp32, got None"),
+        (
+            {"cache_dtype": None, "logits_cache": torch.zeros((MAX_REQS, N, V))}, {"CACHE_DTYPES": ()},
+            "logits_cache: expected None for greedy drafts"
+        ),
         ({"draft_topk": 20}, {}, "draft_topk: expected drafts from the whole vocabulary (None), got the 20 best"),
         ({"watermark": True}, {}, "watermark: expected drafts by Gumbel noise alone"),
         ({"adaptive_verification": True}, {}, "adaptive_verification: expected none"),

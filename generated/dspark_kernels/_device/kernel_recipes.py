@@ -94,7 +94,7 @@ def step_recipes(
     width: int,
     sharded: bool,
     max_reqs: int,
-    cache_dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
 ) -> Iterator[Recipe]:
     """The builds of a step sampler.
 
@@ -104,10 +104,10 @@ def step_recipes(
         width: vocabulary columns of a rank.
         sharded: whether ranks share the vocabulary.
         max_reqs: most request rows of a call.
-        cache_dtype: dtype of the logits cache.
+        cache_dtype: dtype of the logits cache; None for greedy drafts.
     """
     expected = step_call.Expectations(config, CPU, max_reqs=max_reqs, cache_dtype=cache_dtype, width=width)
-    fills = sharded or config.D2T
+    fills = cache_dtype is not None and (sharded or config.D2T)
     for build in step_call.all_builds(config, expected, max_reqs, sharded=sharded, fills=fills):
         yield step_recipe(config, load_step, build)
 
@@ -119,12 +119,12 @@ def all_step_recipes(
     most_rows = 1 + max(config.STEP_PDL_MAX_ROWS, *(rows for rows, _ in config.STEP_BLOCKS))
     for world in tp_sizes:
         width = chain_share.even_width(config.DRAFT_VOCAB_SIZE, world)
-        for cache in config.CACHE_DTYPES:
+        for cache in config.CACHE_DTYPES or (None,):
             yield from step_recipes(
                 config,
                 load_step,
                 width=width,
                 sharded=world > 1,
                 max_reqs=most_rows,
-                cache_dtype=host.DTYPES[cache],
+                cache_dtype=None if cache is None else host.DTYPES[cache],
             )

@@ -18,6 +18,16 @@ from .host import Expected
 BF16_BYTES = 2
 VECTOR_ENTRIES = host.VECTOR_BYTES // BF16_BYTES  # bf16 values of one vector
 LARGEST = 2**31 - 1  # int32 arguments: query_per_row, rows
+# Arguments of the step kernel that its builds for greedy drafts do not read.
+UNUSED_BY_GREEDY_DRAFTS = (
+    "cache",
+    "cache_row_stride",
+    "cache_step_bytes",
+    "idx_mapping",
+    "sample_pos",
+    "temperature",
+    "seeds",
+)
 
 
 class Variant(NamedTuple):
@@ -36,7 +46,7 @@ class Build(NamedTuple):
     vector: bool = False
     block: int = 0
     base: str = ""  # dtype of the base logits, "bf16" or "fp32"
-    cache: str = ""  # dtype of the logits cache, likewise
+    cache: str = ""  # dtype of the logits cache, likewise; none for greedy drafts
     sharded: bool = False
 
     def __str__(self) -> str:
@@ -70,7 +80,7 @@ class Buffers:
         head_rows: rows of the head as the product takes it, padding included.
         world: ranks that share the head; 1 without sharding.
         shard_pitch: cache entries between two positions of a row in the flat shard; 0 where calls write the cache itself.
-        cache_dtype: dtype of the logits cache.
+        cache_dtype: dtype of the logits cache; None for greedy drafts, whose calls have none.
         scratch_words: int64 words that the step kernels need zeroed.
     """
 
@@ -83,12 +93,12 @@ class Buffers:
         head_rows: int,
         world: int,
         shard_pitch: int,
-        cache_dtype: torch.dtype,
+        cache_dtype: torch.dtype | None,
         scratch_words: int,
     ) -> None:
         self._config, self._head_rows, self._world, self._pitch = config, head_rows, world, shard_pitch
 
-        def flat(entries: int, dtype: torch.dtype) -> torch.Tensor:
+        def flat(entries: int, dtype: torch.dtype | None) -> torch.Tensor:
             return torch.empty(entries, dtype=dtype, device=device)
 
         self.scratch = torch.zeros(scratch_words, dtype=torch.int64, device=device)
@@ -159,19 +169,28 @@ class Expectations:
         config: the model's config.py.
         device: device of every tensor.
         max_reqs: number of request states, and the most rows of a call.
-        cache_dtype: dtype of the logits cache.
+        cache_dtype: dtype of the logits cache; None for greedy drafts, whose calls read nothing of the request states.
         width: columns of this rank; all of the draft vocabulary without sharding.
     """
 
     def __init__(
-        self, config: ModuleType, device: torch.device, *, max_reqs: int, cache_dtype: torch.dtype, width: int
+        self, config: ModuleType, device: torch.device, *, max_reqs: int, cache_dtype: torch.dtype | None, width: int
     ) -> None:
         self.device, self.max_reqs, self.width = device, max_reqs, width
         self.steps, self.vocab = config.NUM_STEPS, config.DRAFT_VOCAB_SIZE
         self.base_dtypes = tuple(host.DTYPES[name] for name in config.BASE_DTYPES)
         self.temperature = Expected((torch.float32,), (max_reqs,), extendable=(0,), contiguous=True)
         self.seeds = Expected((torch.int64,), (max_reqs,), extendable=(0,), contiguous=True)
-        self.logits_cache = Expected((cache_dtype,), (max_reqs, self.steps, config.VOCAB_SIZE), extendable=(0, 2))
+        self.cache_dtype, self.cache_columns = cache_dtype, config.VOCAB_SIZE
+        self.logits_cache = None
+        if cache_dtype is not None:
+            shape = (max_reqs, self.steps, config.VOCAB_SIZE)
+            self.logits_cache = Expected((cache_dtype,), shape, extendable=(0, 2))
+
+    @property
+    def cache_name(self) -> str:
+        """Name of the cache's dtype; empty for greedy drafts."""
+        return "" if self.cache_dtype is None else host.dtype_name(self.cache_dtype)
 
     def base_logits_misfit(self, rows: int, base_logits: Any) -> host.Misfit | None:
         """Why base logits do not fit a call of ``rows`` rows, or None. Values are not looked at."""
@@ -191,7 +210,7 @@ class Expectations:
         sample_pos: torch.Tensor,
         temperature: torch.Tensor,
         seeds: torch.Tensor,
-        logits_cache: torch.Tensor,
+        logits_cache: torch.Tensor | None,
         draft_tokens: torch.Tensor,
         query_per_row: int,
     ) -> None:
@@ -204,16 +223,17 @@ class Expectations:
         samples = Expected((torch.int64,), (rows * self.steps,), extendable=(0,), contiguous=True)
         anchors = Expected((torch.int32,), ((rows - 1) * query_per_row + 1,), extendable=(0,), contiguous=True)
         tokens = Expected((torch.int64,), (rows, self.steps), extendable=(0,))
-        for expected, name, tensor in (
-            (anchors, "input_ids", input_ids),
-            (samples, "idx_mapping", idx_mapping),
-            (samples, "sample_pos", sample_pos),
-            (self.temperature, "temperature", temperature),
-            (self.seeds, "seeds", seeds),
-            (self.logits_cache, "logits_cache", logits_cache),
-            (tokens, "draft_tokens", draft_tokens),
-        ):
-            expected.check(name, tensor, self.device)
+        anchors.check("input_ids", input_ids, self.device)
+        tokens.check("draft_tokens", draft_tokens, self.device)
+        if self.logits_cache is None:
+            if logits_cache is not None:
+                raise ValueError(f"logits_cache: expected None for greedy drafts, got {host.describe(logits_cache)}")
+            return
+        samples.check("idx_mapping", idx_mapping, self.device)
+        samples.check("sample_pos", sample_pos, self.device)
+        self.temperature.check("temperature", temperature, self.device)
+        self.seeds.check("seeds", seeds, self.device)
+        self.logits_cache.check("logits_cache", logits_cache, self.device)
 
 
 def builds(variant: Variant, expected: Expectations, *, sharded: bool, fills: bool) -> Iterator[Build]:
@@ -223,7 +243,7 @@ def builds(variant: Variant, expected: Expectations, *, sharded: bool, fills: bo
         sharded: whether ranks share the vocabulary.
         fills: whether a kernel of its own fills the logits cache.
     """
-    cache = host.dtype_name(expected.logits_cache.dtypes[0])
+    cache = expected.cache_name
     yield Build("anchor", variant.pdl)
     for base in expected.base_dtypes:
         yield Build("step", variant.pdl, variant.vector, variant.block, host.dtype_name(base), cache, sharded)
@@ -250,7 +270,7 @@ def call_arguments(
     sample_pos: torch.Tensor,
     temperature: torch.Tensor,
     seeds: torch.Tensor,
-    logits_cache: torch.Tensor,
+    logits_cache: torch.Tensor | None,
     draft_tokens: torch.Tensor,
     query_per_row: int,
     pitch: int,
@@ -264,50 +284,57 @@ def call_arguments(
         pitch: cache entries between two positions of a row in the flat shard.
     """
     rows, steps = columns.shape[:2]
-    written, row_stride, step_stride = logits_cache, logits_cache.stride(0), logits_cache.stride(1)
-    if views.shards is not None:
-        written, row_stride, step_stride = views.shards.own, steps * pitch, pitch
-    return {
+    arguments = {
         "base": columns.data_ptr(),
         "base_row_stride": columns.stride(0),
         "base_step_bytes": columns.stride(1) * columns.element_size(),
         "bias": views.bias.data_ptr(),
         "bias_row_stride": views.bias.stride(0),
+        "input_ids": input_ids.data_ptr(),
+        "query_per_row": query_per_row,
+        "draft_tokens": draft_tokens.data_ptr(),
+        "token_stride": draft_tokens.stride(0),
+        "packets": 0 if views.packets is None else views.packets.own.data_ptr(),
+        "rows": rows,
+    }
+    if logits_cache is None:
+        return arguments | dict.fromkeys(UNUSED_BY_GREEDY_DRAFTS, 0)
+    written, row_stride, step_stride = logits_cache, logits_cache.stride(0), logits_cache.stride(1)
+    if views.shards is not None:
+        written, row_stride, step_stride = views.shards.own, steps * pitch, pitch
+    return arguments | {
         "cache": written.data_ptr(),
         "cache_row_stride": row_stride,
         "cache_step_bytes": step_stride * logits_cache.element_size(),
         "cache_req_stride": logits_cache.stride(0),
         "cache_pos_stride": logits_cache.stride(1),
-        "input_ids": input_ids.data_ptr(),
-        "query_per_row": query_per_row,
         "idx_mapping": idx_mapping.data_ptr(),
         "sample_pos": sample_pos.data_ptr(),
         "temperature": temperature.data_ptr(),
         "seeds": seeds.data_ptr(),
-        "draft_tokens": draft_tokens.data_ptr(),
-        "token_stride": draft_tokens.stride(0),
-        "packets": 0 if views.packets is None else views.packets.own.data_ptr(),
         "shards": 0 if views.shards is None else views.shards.gathered.data_ptr(),
         "rank_stride": rows * steps * pitch,
-        "rows": rows,
     }
 
 
 def padding_call(
     expected: Expectations, rows: int, base_dtype: torch.dtype, *, aligned: bool
-) -> Sequence[torch.Tensor]:
+) -> Sequence[torch.Tensor | None]:
     """The arguments of a call of padding rows alone; one row of memory stands for all rows of logits and cache.
 
     Args:
         aligned: whether logits and cache start on a 16-byte boundary, or beside one.
     """
     device, steps, requests = expected.device, expected.steps, expected.max_reqs
-    cache_columns, (cache_dtype,) = expected.logits_cache.shape[2], expected.logits_cache.dtypes
 
     def one_row(columns: int, dtype: torch.dtype) -> torch.Tensor:
         offset = 0 if aligned else 1
         return torch.zeros(columns + offset, dtype=dtype, device=device)[offset:]
 
+    cache = None
+    if expected.cache_dtype is not None:
+        columns = expected.cache_columns
+        cache = one_row(columns, expected.cache_dtype).expand(requests, steps, columns)
     return (
         one_row(expected.width, base_dtype).expand(rows, steps, expected.width),
         torch.zeros(rows, dtype=torch.int32, device=device),
@@ -315,6 +342,6 @@ def padding_call(
         torch.zeros(rows * steps, dtype=torch.int64, device=device),
         torch.zeros(requests, dtype=torch.float32, device=device),
         torch.zeros(requests, dtype=torch.int64, device=device),
-        one_row(cache_columns, cache_dtype).expand(requests, steps, cache_columns),
+        cache,
         torch.empty((rows, steps), dtype=torch.int64, device=device),
     )

@@ -45,7 +45,7 @@ class StepLauncher:
         head_weight: Markov head, bf16 [>= DRAFT_VOCAB_SIZE, RANK_DIM], last stride 1, same device; or this rank's
             ``VocabParallelHead``. Both weights are read where they lie, so a reload into the same storage is seen.
         max_reqs: number of request states, and the most rows of a call.
-        cache_dtype: dtype of the logits cache.
+        cache_dtype: dtype of the logits cache; None for a model that drafts greedily, without one.
         d2t: for a reduced draft vocabulary, int64 [DRAFT_VOCAB_SIZE] offsets, target id = draft id + d2t[draft id], read
             where they lie. Zeros count as None where draft and target ids are the same.
         group: the ranks' CPU process group, on which they agree before one waits for another; with a sharded head only.
@@ -65,7 +65,7 @@ class StepLauncher:
         head_weight: Head,
         *,
         max_reqs: int,
-        cache_dtype: torch.dtype,
+        cache_dtype: torch.dtype | None,
         d2t: torch.Tensor | None = None,
         group: torch.distributed.ProcessGroup | None = None,
         device_group: torch.distributed.ProcessGroup | None = None,
@@ -94,7 +94,7 @@ class StepLauncher:
             self.first, self.width = 0, config.DRAFT_VOCAB_SIZE
         self._offsets = d2t if config.D2T else None
         self._draft_ids = vocabulary.draft_ids(config, vocabulary.target_ids(config, d2t, self.device))
-        self._fills = self.world > 1 or config.D2T
+        self._fills = cache_dtype is not None and (self.world > 1 or config.D2T)
         self._pitch = step_sizes.shard_pitch(self.width)
         # Tensors made in inference mode could not be written outside it.
         with torch.inference_mode(False):
@@ -134,10 +134,10 @@ class StepLauncher:
         head_weight: Head | None,
         *,
         max_reqs: int,
-        cache_dtype: torch.dtype,
+        cache_dtype: torch.dtype | None,
         logits_cache: torch.Tensor | None = None,
         d2t: torch.Tensor | None = None,
-        fp64_noise: bool = False,
+        fp64_noise: bool | None = None,
         draft_topk: int | None = None,
         watermark: bool = False,
         adaptive_verification: bool = False,
@@ -149,7 +149,7 @@ class StepLauncher:
         Args:
             embed_weight, head_weight, max_reqs, cache_dtype, d2t, group, device_group: as at construction.
             logits_cache: the engine's cache, where it exists already: [>= max_reqs, NUM_STEPS, >= VOCAB_SIZE].
-            fp64_noise: whether the engine draws its Gumbel noise in fp64.
+            fp64_noise: whether the engine draws its Gumbel noise in fp64; None does not ask.
             draft_topk: the engine's number of draft candidates, where it restricts them.
             watermark: whether the engine watermarks drafts.
             adaptive_verification: whether the engine wants confidences of the drafts, by a head or an estimator.
@@ -221,11 +221,11 @@ class StepLauncher:
             self._views[rows] = self._buffers.views(rows)
         return self._views[rows]
 
-    def variant(self, rows: int, base_logits: torch.Tensor, logits_cache: torch.Tensor) -> Variant:
+    def variant(self, rows: int, base_logits: torch.Tensor, logits_cache: torch.Tensor | None) -> Variant:
         """The build that a call launches: block size and PDL by its rows, vectors by where its operands really lie."""
         views = self.call_views(rows)
         operands = [self._columns(base_logits), views.bias]
-        if not self._fills:
+        if logits_cache is not None and not self._fills:
             operands.append(logits_cache)
         return Variant(
             step_call.block_for(self.config, rows),
@@ -241,7 +241,7 @@ class StepLauncher:
         sample_pos: torch.Tensor,
         temperature: torch.Tensor,
         seeds: torch.Tensor,
-        logits_cache: torch.Tensor,
+        logits_cache: torch.Tensor | None,
         draft_tokens: torch.Tensor,
         *,
         query_per_row: int | None = None,
@@ -256,7 +256,8 @@ class StepLauncher:
             sample_pos: int64 [>= rows * NUM_STEPS], position of the token being predicted.
             temperature: fp32 [>= max_reqs], by request-state index.
             seeds: int64 [>= max_reqs], by request-state index.
-            logits_cache: out, cache_dtype [>= max_reqs, NUM_STEPS, >= VOCAB_SIZE]; last stride 1.
+            logits_cache: out, cache_dtype [>= max_reqs, NUM_STEPS, >= VOCAB_SIZE]; last stride 1. None for a model that
+                drafts greedily, which reads none of the four before it.
             draft_tokens: out, int64 [>= rows, NUM_STEPS]; last stride 1.
             query_per_row: input ids per request row; the model's QUERY_PER_ROW by default.
 
@@ -285,7 +286,7 @@ class StepLauncher:
         sample_pos: torch.Tensor,
         temperature: torch.Tensor,
         seeds: torch.Tensor,
-        logits_cache: torch.Tensor,
+        logits_cache: torch.Tensor | None,
         draft_tokens: torch.Tensor,
         *,
         query_per_row: int | None = None,
@@ -304,15 +305,16 @@ class StepLauncher:
             )
         self._expected.check(rows, base_logits, input_ids, *state, logits_cache, draft_tokens, distance)
         views, variant = self.call_views(rows), self.variant(rows, base_logits, logits_cache)
-        sharded, cache_name = self.world > 1, host.dtype_name(self.cache_dtype)
+        sharded, cache_name = self.world > 1, self._expected.cache_name
         # All builds first: nothing is launched when one is missing.
-        base_name, fill_vector = host.dtype_name(base_logits.dtype), step_call.vector_ok(self.width, logits_cache)
         anchor = self._build(Build("anchor", variant.pdl))
-        step_kernel = self._build(
-            Build("step", variant.pdl, variant.vector, variant.block, base_name, cache_name, sharded)
-        )
+        choices = (variant.block, host.dtype_name(base_logits.dtype), cache_name, sharded)
+        step_kernel = self._build(Build("step", variant.pdl, variant.vector, *choices))
         pick = self._build(Build("pick", variant.pdl)) if sharded else None
-        fill = self._build(Build("fill", variant.pdl, fill_vector, cache=cache_name)) if self._fills else None
+        fill = None
+        if self._fills and logits_cache is not None:
+            fill_vector = step_call.vector_ok(self.width, logits_cache)
+            fill = self._build(Build("fill", variant.pdl, fill_vector, cache=cache_name))
 
         arguments = self._constants | step_call.call_arguments(
             views, self._columns(base_logits), input_ids, *state, logits_cache, draft_tokens, distance, self._pitch
@@ -330,7 +332,7 @@ class StepLauncher:
             if pick is not None and views.packets is not None:
                 yield views.packets
                 pick.launch(arguments | {"packets": views.packets.gathered.data_ptr()}, stream)
-        if fill is not None and views.shards is not None:
+        if fill is not None and logits_cache is not None and views.shards is not None:
             if sharded:
                 yield views.shards
             fill.launch(arguments | {"cache": logits_cache.data_ptr()}, stream)

@@ -27,7 +27,7 @@ class AnchorKernel(RowKernel):
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
         if lane < step_sizes.SCRATCH_WORDS:
-            ptx.stg_s64(scratch + Int64(row) * step_sizes.SCRATCH_BYTES + lane * step_sizes.KEY_BYTES, Int64(0))
+            ptx.stg_s64(scratch + Int64(row) * step_sizes.SCRATCH_BYTES + lane * step_sizes.WORD_BYTES, Int64(0))
         token = Int32(ptx.ldg_b32(input_ids + Int64(row) * Int64(query_per_row) * 4))
         if (token < 0) | (token >= self.vocab_size):
             token = Int32(0)
