@@ -11,8 +11,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,22 +19,31 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from tests.harness import oracle  # noqa: E402
+from tests.harness.checks import DTYPES  # noqa: E402
+from tests.harness.eager import EagerLoop  # noqa: E402
 from tests.harness.known_cases import Known, run  # noqa: E402
-from tests.harness.step_ranks import SHARED  # noqa: E402
+from tests.harness.step_ranks import SHARED, EmulatedStepSampler, draw_alike  # noqa: E402
+from tests.harness.step_stage import (  # noqa: E402
+    BLOCKS,
+    MAX_REQS,
+    SEED,
+    Stage,
+    nan_cases,
+    why_unequal,
+    why_unlike_the_engine,
+    why_unlike_the_oracle,
+)
 
-ROOT = Path(__file__).parents[2]
-SEED = 31
-MAX_REQS = 128
 ROWS = (1, 2, 3, 7, 8, 16, 33, 64, 128)
 STEPS = (5, 15)
-BLOCKS = (1024, 2048, 4096, 8192)
 MODELS = ("deepseek_v41", "muse_spark")
 BF16 = torch.bfloat16
-TEMPERATURES = (0.0, 1.0, 0.7, 1.3, 0.05)
 REPLAYS = 20
 LATE_US = 100.0  # how long a kernel ahead lets the step kernels wait for what it writes
 
 
+<<<<<<< HEAD
 class Stage:
     """A model with random weights, and its step sampler."""
 
@@ -95,41 +103,13 @@ def product_for(folder: Path, model: str, num_steps: int) -> Any:
     return gpu.load_product(folder, model)
 
 
+=======
+>>>>>>> 3ad5581 (Test the step kernels by every noise scheme and greedily, against the eager loop, the oracle and over ranks)
 @pytest.fixture(scope="module", params=list(itertools.product(MODELS, STEPS)), ids=lambda p: f"{p[0]}-{p[1]}")
 def stage(request: pytest.FixtureRequest, cuda: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     model, num_steps = request.param
     yield Stage(product_for(tmp_path_factory.mktemp(f"{model}_{num_steps}"), model, num_steps), cuda)
     torch.cuda.empty_cache()
-
-
-def why_unlike_the_engine(case: Any, sampler: Any) -> str | None:
-    """Run a case by the sampler and by the eager loop; the first difference in words, or None."""
-    from tests.harness.eager import EagerLoop
-
-    got, want = case.with_fresh_outputs(), case.with_fresh_outputs()
-    EagerLoop(want)()
-    sampler.sample(*got.call_arguments, query_per_row=got.query_per_row)
-    return why_unequal(got, want)
-
-
-def why_unequal(got: Any, want: Any) -> str | None:
-    """The first difference of two cases' outputs in words, or None; NaN equals NaN."""
-    from tests.harness.oracle import same_bits
-
-    wrong = torch.nonzero(got.draft_tokens != want.draft_tokens)
-    if len(wrong):
-        row, step = wrong[0].tolist()
-        pair = f"{int(want.draft_tokens[row, step])}, got {int(got.draft_tokens[row, step])}"
-        return f"row {row}, position {step}: expected token {pair}; {len(wrong)} tokens differ"
-    if same_bits(got.logits_cache, want.logits_cache):
-        return None
-    bits = [
-        x.logits_cache.contiguous().view(torch.int16 if x.logits_cache.element_size() == 2 else torch.int32)
-        for x in (got, want)
-    ]
-    state, step, column = torch.nonzero(bits[0] != bits[1])[0].tolist()
-    pair = f"{float(want.logits_cache[state, step, column])}, got {float(got.logits_cache[state, step, column])}"
-    return f"cache [{state}, {step}, {column}]: expected {pair}"
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -188,14 +168,13 @@ def test_every_build_draws_the_same(stage: Stage, block: int, pdl: int) -> None:
 def test_other_dtypes(stage: Stage, base: str, cache: str) -> None:
     if base not in stage.config.BASE_DTYPES or cache not in stage.config.CACHE_DTYPES:
         pytest.skip(f"{stage.config.MODEL} has no kernels for {base} base logits and a {cache} cache")
-    from tests.harness.checks import DTYPES
-
     sampler = stage.make(cache=DTYPES[cache], max_reqs=24)
     for rows, layout in ((2, "plain"), (7, "odd"), (24, "plain")):
         options = {"base_dtype": DTYPES[base], "cache_dtype": DTYPES[cache], "layout": layout, "max_reqs": 24}
         assert why_unlike_the_engine(stage.case(rows, seed=SEED + rows, **options), sampler) is None, (rows, layout)
 
 
+<<<<<<< HEAD
 def nan_cases(stage: Stage, weights: Any) -> Iterator[tuple[str, Any]]:
     """Inputs with NaN or without a finite logit, each named."""
     embed, head = weights
@@ -223,31 +202,25 @@ def nan_cases(stage: Stage, weights: Any) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.usefixtures("compiler")
+=======
+>>>>>>> 3ad5581 (Test the step kernels by every noise scheme and greedily, against the eager loop, the oracle and over ranks)
 def test_rows_with_nan(stage: Stage) -> None:
     """The lowest id with a NaN score, at every block size; the other rows of the batch draw as without."""
-    from tests.harness.cases import exact_weights
-    from tests.harness.oracle import why_unequal as why_unlike_the_oracle
-
-    weights = exact_weights(stage.vocab, stage.rank_dim, seed=SEED, device=stage.device)
+    weights = stage.exact_weights()
     for block in BLOCKS:
         for name, case in nan_cases(stage, weights):
             sampler = stage.make(
                 (case.embed_weight, case.head_weight), max_reqs=MAX_REQS, STEP_BLOCKS=(), STEP_DEFAULT_BLOCK=block
             )
-            sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
-            assert why_unlike_the_oracle(case, case.draft_tokens, case.logits_cache) is None, (block, name)
+            assert why_unlike_the_oracle(case, sampler) is None, (block, name)
 
 
 def test_equal_to_the_oracle_on_exact_weights(stage: Stage) -> None:
-    from tests.harness.cases import exact_weights
-    from tests.harness.oracle import why_unequal as why_unlike_the_oracle
-
-    weights = exact_weights(stage.vocab, stage.rank_dim, seed=SEED, device=stage.device)
+    weights = stage.exact_weights()
     sampler = stage.make(weights)
     for rows, layout in ((1, "odd"), (10, "plain")):
         case = stage.case(rows, seed=SEED + rows, weights=weights, layout=layout, padding_rows=rows // 4)
-        sampler.sample(*case.call_arguments, query_per_row=case.query_per_row)
-        assert why_unlike_the_oracle(case, case.draft_tokens, case.logits_cache) is None, rows
+        assert why_unlike_the_oracle(case, sampler) is None, rows
 
 
 # --- ranks, emulated ---
@@ -257,10 +230,7 @@ def test_equal_to_the_oracle_on_exact_weights(stage: Stage) -> None:
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_vocabulary_parallel_ranks_draw_what_one_rank_draws(stage: Stage, world: int) -> None:
     """On weights whose dot products are exact, so that no GEMM's order of sums can differ between the shards."""
-    from tests.harness.cases import exact_weights
-    from tests.harness.step_ranks import EmulatedStepSampler
-
-    weights = exact_weights(stage.vocab, stage.rank_dim, seed=SEED, device=stage.device)
+    weights = stage.exact_weights()
     alone = stage.make(weights, max_reqs=33)
     ranks = EmulatedStepSampler(stage.launch, weights, world=world, max_reqs=33, cache_dtype=BF16, block=2048)
     for rows, layout, shards in ((1, "plain", True), (3, "odd", False), (33, "steps_first", True)):
@@ -276,12 +246,9 @@ def test_vocabulary_parallel_ranks_draw_what_one_rank_draws(stage: Stage, world:
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(("known", "world"), SHARED, ids=str)
 def test_known_cases_of_ranks(toy_models: Callable[..., ModuleType], cuda: Any, known: Known, world: int) -> None:
-    from tests.harness.oracle import why_unequal as why_unlike_the_oracle
-    from tests.harness.step_ranks import draw_alike
-
     model = toy_models(**known.model, kernels=("fused", "step"))
     launch = importlib.import_module(f"{model.__name__}.launch")
-    run(known, partial(draw_alike, launch, world), cuda, model.config, why_unlike_the_oracle)
+    run(known, partial(draw_alike, launch, world), cuda, model.config, oracle.why_unequal)
 
 
 # --- builds and graphs ---
@@ -323,8 +290,6 @@ def test_case_35_one_graph_serves_other_requests(stage: Stage, rows: int) -> Non
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         stage.sampler.sample(*held.call_arguments, query_per_row=held.query_per_row)
-    from tests.harness.eager import EagerLoop
-
     for replay in range(REPLAYS):
         case = stage.case(rows, seed=SEED + replay, padding_rows=replay % rows)
         want = case.with_fresh_outputs()
@@ -367,7 +332,6 @@ def test_case_34_a_step_behind_a_product_that_is_written_late(
 @pytest.mark.parametrize("rows", [1, 24])
 def test_case_34_anchors_that_are_written_late(stage: Stage, rows: int) -> None:
     from benchmarks.producer import Producer
-    from tests.harness.eager import EagerLoop
 
     sampler, producer = stage.make(STEP_PDL_MAX_ROWS=MAX_REQS), Producer(stage.device)
     case = stage.case(rows, seed=SEED + rows)
@@ -385,10 +349,8 @@ def test_case_34_anchors_that_are_written_late(stage: Stage, rows: int) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_case_34_packets_and_shards_that_arrive_late(stage: Stage) -> None:
     from benchmarks.producer import Producer
-    from tests.harness.cases import exact_weights
-    from tests.harness.step_ranks import EmulatedStepSampler
 
-    weights = exact_weights(stage.vocab, stage.rank_dim, seed=SEED, device=stage.device)
+    weights = stage.exact_weights()
     alone = stage.make(weights, max_reqs=4)
     ranks = EmulatedStepSampler(stage.launch, weights, world=2, max_reqs=4, cache_dtype=BF16, block=1024)
     case = stage.case(3, seed=SEED, weights=weights, max_reqs=4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,29 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from tests.harness.step_extremes import HEATS, MAX_REQS, ROWS, logits_of_one_kind  # noqa: E402
+
 SEED = 47
-ROWS, MAX_REQS = 6, 8
 BLOCKS = (1024, 2048, 4096, 8192)
-HEATS = {
-    "tiny": (1e-6, 1e-30, 1e-38, 1e-40, 1e-45, 1e-3),  # 1e-40 and 1e-45 are subnormal
-    "huge": (1e3, 1e6, 1e30, 3e38, float("inf"), 8e37),
-    "odd": (-1.0, -1e-6, float("nan"), -0.0, 1.0, -float("inf")),
-}
-
-
-def logits_of_one_kind(generator: Any, shape: tuple[int, ...], device: Any) -> Iterator[tuple[str, Any]]:
-    """Base logits by name, fp32."""
-    normal = torch.randn(shape, generator=generator, device=device)
-    yield "normal", normal
-    yield "equal", torch.full(shape, -2.5, device=device)
-    yield "zeros of both signs", torch.where(normal > 0, 0.0, -0.0)
-    yield "two values", torch.where(normal > 3, 100.0, -100.0)
-    yield "huge", normal * 1e38
-    yield "one far above", torch.where(torch.arange(shape[-1], device=device) == shape[-1] - 1, 3e38, normal)
-    yield "masked but for a few", torch.where(normal > 4, normal, float("-inf"))
-    yield "masked", torch.full(shape, float("-inf"), device=device)
-    yield "one infinite", torch.where(torch.arange(shape[-1], device=device) == 77, float("inf"), normal)
-    yield "rising", torch.linspace(-30, 30, shape[-1], device=device).expand(shape)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -64,9 +44,8 @@ def test_draws_what_the_oracle_draws(product: Any, heats: str) -> None:
         given = SimpleNamespace(**vars(config) | {"STEP_BLOCKS": (), "STEP_DEFAULT_BLOCK": block})
         kind = type("Changed", (launch.StepSampler,), {"config": given})
         samplers.append(kind(case.embed_weight, case.head_weight, max_reqs=MAX_REQS, cache_dtype=torch.bfloat16))
-    generator = torch.Generator(device).manual_seed(SEED)
     shape = (ROWS, config.NUM_STEPS, config.VOCAB_SIZE)
-    for name, logits in logits_of_one_kind(generator, shape, device):
+    for name, logits in logits_of_one_kind(SEED, shape, device):
         case.base_logits.copy_(logits)
         tokens, cache = oracle(case)
         for block, sampler in zip(BLOCKS, samplers, strict=True):
