@@ -24,6 +24,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, tuple[int, int]]]] = {
     "default": (4, DEFAULT),
     "narrow": (2, {"token": (0, 1), "score": (1, 1)}),
     "wide": (8, {"spare": (0, 2), "score": (5, 1), "token": (6, 2)}),
+    "fp64": (6, {"token": (0, 1), "nan": (1, 1), "score64": (4, 2)}),
 }
 
 
@@ -32,6 +33,7 @@ def spec_of(words: int, fields: dict[str, tuple[int, int]]) -> ModelSpec:
     values = toy_spec(64, kernels=("fused", "step")).model_dump()
     layout = tuple({"name": name, "word": word, "words": count} for name, (word, count) in fields.items())
     values |= {"packet": {"words": words, "fields": layout}, "parallel": {"tp": (1, 2)}}
+    values |= {"noise": {"scheme": "murmur3_64"}} if "score64" in fields else {}
     return ModelSpec.model_validate(values)
 
 
@@ -58,12 +60,32 @@ def test_packets_are_written_and_read_where_the_spec_says(
     text = step.compile_step(1024, "bf16", "bf16", sharded=True, **options).artifacts.PTX
     stores = {place(text, address)[1]: value for address, value in re.findall(STORE, text)}
     assert sorted(stores) == [4 * word for word in range(words)]
-    valued = {4 * fields[name][0] for name in ("score", "nan", "token") if name in fields}
+    score_words = [
+        first + i
+        for name in ("score", "score64")
+        if name in fields
+        for first, count in [fields[name]]
+        for i in range(count)
+    ]
+    valued = {4 * word for word in [*score_words, *(fields[name][0] for name in ("nan", "token") if name in fields)]}
     assert {at for at, value in stores.items() if f"mov.b32 \t{value}, 0;" not in text} == valued
     text = step.compile_pick(**options).artifacts.PTX
-    (score, token) = (place(text, address) for address in re.findall(LOAD, text))
-    assert score[0] == token[0]
-    assert token[1] - score[1] == 4 * (fields["token"][0] - fields["score"][0])
+    *scores, token = (place(text, address) for address in re.findall(LOAD, text))
+    for word, score in zip(score_words, scores, strict=True):
+        assert score[0] == token[0]
+        assert token[1] - score[1] == 4 * (fields["token"][0] - word)
+
+
+def test_the_default_packet_is_as_wide_as_scores_are() -> None:
+    """fp64 scores take two words; greedy drafts draw no noise, so their scores are fp32 whatever the scheme."""
+    wide = {"noise": {"scheme": "murmur3_64"}, "kernels": ("fused", "step")}
+    for options, fields in (
+        ({}, DEFAULT),
+        (wide, {"score64": (0, 2), "token": (2, 2)}),
+        (wide | {"logits": {"cache_dtypes": ()}}, DEFAULT),
+    ):
+        packet = toy_spec(64, **options).packet
+        assert {field.name: (field.word, field.words) for field in packet.fields} == fields
 
 
 STORE, LOAD = r"st\.global\.b32 \[(%rd\d+)\], (%r\d+);", r"ld\.global\.b32 %r\d+, \[(%rd\d+)\];"

@@ -118,11 +118,11 @@ def _show(value: Any) -> str:
 
 def spec_text(facts: DraftFacts) -> str:
     """A spec for a draft, ready for specs/my_draft.toml."""
-    # Chain and step kernels score in fp32; greedy drafts have no noise, and no cache for the step kernels.
+    # The chain scores in fp32; greedy drafts have no noise.
     if facts.noise_scheme != FP32_NOISE:
-        kernels = ["fused"]
+        kernels = ["fused", "step"]
     else:
-        kernels = ["chain", "fused"] if facts.cache_dtype is None else ["noise", "chain", "fused", "step"]
+        kernels = [*(["noise"] if facts.cache_dtype is not None else []), "chain", "fused", "step"]
     tables: dict[str, dict[str, Any]] = {
         "model": {"name": "my_draft", "title": "My draft"},
         "vocabulary": {"target": facts.vocabulary},
