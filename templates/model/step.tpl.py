@@ -27,12 +27,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.runtime import make_fake_stream
 
-from .._device import ptx, step_fill, step_memory, step_rows, step_scan, step_scores, step_sizes, step_state, step_tail
+from .._device import ptx, step_fill, step_mapped, step_memory, step_rows, step_scan, step_scores, step_sizes, step_state, step_tail
 from .._device.kernel_image import Description, LaunchShape, parameters
 from . import config
 
 LANES = 32
 WORD_BYTES = 4
+FILL_KERNEL = step_mapped.MappedFillKernel if config.D2T else step_fill.FillKernel
 BLOCK_SIZES = (1024, 2048, 4096, 8192)  # vocabulary columns of a block; all give the same tokens
 LEAST_THREADS, MOST_THREADS = 128, 256  # of a block
 MOST_COLUMNS = 32  # of a thread, where that leaves a block enough threads
@@ -64,7 +65,7 @@ STEP_ARGUMENTS = (
     "embed",  # address of the Markov embedding; not used with ranks
     "embeddings",  # out: address, bf16 [rows, RANK_DIM], of the next position; not used with ranks
     "packets",  # out, with ranks only: address, int32 [rows, PACKET_WORDS]
-    "d2t",  # address, int64, of this shard's first column; only of a reduced vocabulary
+    "target_ids",  # address, int32, of this shard's first column; only of a reduced vocabulary
     "rows",
     "step",
     "vocab_start",  # draft id of this shard's first column
@@ -123,7 +124,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
     def launch_shape(self) -> LaunchShape:
         """How it is launched: an empty shard has a block too, which writes its packets."""
         return LaunchShape(
-            (("width", self.block), "rows", 1), self.threads, self.shared_bytes, cooperative=False, pdl=self.pdl
+            ("rows", ("width", self.block), 1), self.threads, self.shared_bytes, cooperative=False, pdl=self.pdl
         )
 
     @cute.kernel
@@ -145,14 +146,14 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         embed: Int64,
         embeddings: Int64,
         packets: Int64,
-        d2t: Int64,
+        target_ids: Int64,
         step: Int32,
         vocab_start: Int32,
         width: Int32,
     ):
         tid, _, _ = cute.arch.thread_idx()
-        part, row, _ = cute.arch.block_idx()
-        parts, _, _ = cute.arch.grid_dim()
+        row, part, _ = cute.arch.block_idx()  # rows first: a row's later blocks find a floor that its first ones left
+        _, parts, _ = cute.arch.grid_dim()
         warp, lane = cute.arch.make_warp_uniform(tid // LANES), tid % LANES
         base_row = base + Int64(row) * base_row_stride * self.base_bytes
         bias_row = bias + Int64(row) * bias_row_stride * step_scan.BF16_BYTES
@@ -171,7 +172,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         # turning that round.
         place = step_state.Context(
             tid=tid, warp=warp, first_column=part * self.block, end=cutlass.min(width, (part + 1) * self.block), base=base_row,
-            bias=bias_row, staged=staged
+            bias=bias_row, target_ids=target_ids, staged=staged
         )  # fmt: skip
         self.fetch_first(place)
         cute.arch.sync_threads()  # the block's hint is there
@@ -179,7 +180,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         c = self.with_state(
             place, row, step, idx_mapping, sample_pos, temperature, seeds, cache, cache_row_stride
         )._replace(
-            lane=lane, vocab_start=vocab_start, d2t=d2t, known_hint=known_hint, shared_hint=shared_hint,
+            lane=lane, vocab_start=vocab_start, known_hint=known_hint, shared_hint=shared_hint,
             floor=cute.make_rmem_tensor(cute.make_layout(1), Float32),
             best=cute.make_rmem_tensor(cute.make_layout(self.scores.KEY_WORDS), Uint32),
             logits=cute.make_rmem_tensor(cute.make_layout(step_scan.ENTRIES), Float32),
@@ -218,7 +219,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
                     embed,
                     embeddings,
                     packets,
-                    d2t,
+                    target_ids,
                     vocab_start,
                 )
 
@@ -234,7 +235,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         embed: Int64,
         embeddings: Int64,
         packets: Int64,
-        d2t: Int64,
+        target_ids: Int64,
         vocab_start: Int32,
     ):
         """The row's winner from its best key, by one warp; the scratch is left zero for the next position."""
@@ -242,7 +243,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         if lane == 0:  # the thread whose arrival acquired the other blocks' keys
             winner = self.scores.take_key(scratch_row)
         *rank, low = [Uint32(cute.arch.shuffle_sync(word, 0)) for word in winner]
-        token = self.token_of(Int32(low ^ Uint32(step_tail.ALL_ONES)), rank[0] != 0, d2t, vocab_start)
+        token = self.token_of(Int32(low ^ Uint32(step_tail.ALL_ONES)), rank[0] != 0, target_ids, vocab_start)
         if cutlass.const_expr(self.sharded):
             self.write_packet(lane, packets, row, rank, token)
         else:
@@ -268,7 +269,7 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         embed: Int64,
         embeddings: Int64,
         packets: Int64,
-        d2t: Int64,
+        target_ids: Int64,
         rows: Int32,
         step: Int32,
         vocab_start: Int32,
@@ -278,9 +279,9 @@ class StepKernel(step_scan.Scan, step_tail.Tail):
         parts = cutlass.max((width + (self.block - 1)) // self.block, 1)  # an empty shard writes its packets
         self.kernel(
             base, base_row_stride, bias, bias_row_stride, cache, cache_row_stride, idx_mapping, sample_pos, temperature, seeds,
-            scratch, draft_tokens, token_stride, embed, embeddings, packets, d2t, step, vocab_start, width,
+            scratch, draft_tokens, token_stride, embed, embeddings, packets, target_ids, step, vocab_start, width,
         ).launch(
-            grid=[parts, rows, 1], block=[self.threads, 1, 1], smem=self.shared_bytes, stream=stream, use_pdl=self.pdl
+            grid=[rows, parts, 1], block=[self.threads, 1, 1], smem=self.shared_bytes, stream=stream, use_pdl=self.pdl
         )  # fmt: skip
 
 
@@ -328,7 +329,7 @@ def compile_cache_fill(
     cache_dtype: str, *, vector: bool = True, pdl: bool = False, arch: str | None = None, options: str = ""
 ):
     """Compiles cache_fill; it takes FILL_ARGUMENTS, then a stream. `vector`: as for step, of shards and cache."""
-    return _compile(step_fill.FillKernel(config, cache_dtype, vector, pdl), FILL_ARGUMENTS, arch, options)
+    return _compile(FILL_KERNEL(config, cache_dtype, vector, pdl), FILL_ARGUMENTS, arch, options)
 
 
 # The kernels that a host names: of a build, step_call.Build, the kernel; its arguments, and those that are none of the kernel's own.
@@ -336,7 +337,7 @@ KINDS = {
     "anchor": (lambda b: step_rows.AnchorKernel(config, b.pdl), ANCHOR_ARGUMENTS, ("rows",)),
     "step": (lambda b: StepKernel(b.block, b.base, b.cache, b.sharded, b.vector, b.pdl), STEP_ARGUMENTS, ("rows",)),
     "pick": (lambda b: step_rows.PickKernel(config, b.pdl), PICK_ARGUMENTS, ("rows",)),
-    "fill": (lambda b: step_fill.FillKernel(config, b.cache, b.vector, b.pdl), FILL_ARGUMENTS, ("world",)),
+    "fill": (lambda b: FILL_KERNEL(config, b.cache, b.vector, b.pdl), FILL_ARGUMENTS, ("world",)),
 }
 
 
@@ -375,7 +376,7 @@ def compile_builds() -> dict[str, tuple[Callable[[str, str], Any], int]]:
         builds[f"pick{suffix}"] = _build(compile_pick, pdl=pdl), 0
         for cache, vector in product(config.CACHE_DTYPES, (True, False)):
             name = " ".join(["cache_fill", cache, *(["vector"] if vector else [])])
-            builds[f"{name}{suffix}"] = _build(compile_cache_fill, cache, vector=vector, pdl=pdl), 0
+            builds[f"{name}{suffix}"] = _build(compile_cache_fill, cache, vector=vector, pdl=pdl), FILL_KERNEL.shared_bytes(config, cache)
     return builds
 
 

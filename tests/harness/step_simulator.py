@@ -117,7 +117,7 @@ class StepSimulator:
         logits = transformed_sum(transform, logits, bias).to(torch.float32 if greedy else DTYPES[cache])
         ids = torch.arange(a["vocab_start"], a["vocab_start"] + width)
         if config.D2T:
-            ids = ids + memory(a["d2t"], torch.int64, (width,), (1,))
+            ids = memory(a["target_ids"], torch.int32, (width,), (1,)).long()
         logits[:, ids >= config.SAMPLING_LIMIT] = float("-inf")
         for row in range(rows):
             if greedy:

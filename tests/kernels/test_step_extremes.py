@@ -37,14 +37,18 @@ def test_draws_what_the_oracle_draws(product: Any, heats: str) -> None:
         max_reqs=MAX_REQS,
         temperatures=HEATS[heats],
         transform=Transform.of(config),
+        draft_vocab_size=config.DRAFT_VOCAB_SIZE if config.D2T else None,
+        sampling_limit=config.SAMPLING_LIMIT,
     )
     case.head_weight[::3] = 0  # a third of the columns with no bias: equal logits stay equal
     samplers = []
     for block in BLOCKS:
         given = SimpleNamespace(**vars(config) | {"STEP_BLOCKS": (), "STEP_DEFAULT_BLOCK": block})
         kind = type("Changed", (launch.StepSampler,), {"config": given})
-        samplers.append(kind(case.embed_weight, case.head_weight, max_reqs=MAX_REQS, cache_dtype=torch.bfloat16))
-    shape = (ROWS, config.NUM_STEPS, config.VOCAB_SIZE)
+        samplers.append(
+            kind(case.embed_weight, case.head_weight, max_reqs=MAX_REQS, cache_dtype=torch.bfloat16, d2t=case.d2t)
+        )
+    shape = tuple(case.base_logits.shape)
     for name, logits in logits_of_one_kind(SEED, shape, device):
         case.base_logits.copy_(logits)
         tokens, cache = oracle(case)

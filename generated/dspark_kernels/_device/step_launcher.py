@@ -47,7 +47,7 @@ class StepLauncher:
         max_reqs: number of request states, and the most rows of a call.
         cache_dtype: dtype of the logits cache; None for a model that drafts greedily, without one.
         d2t: for a reduced draft vocabulary, int64 [DRAFT_VOCAB_SIZE] offsets, target id = draft id + d2t[draft id], read
-            where they lie. Zeros count as None where draft and target ids are the same.
+            here, once. Zeros count as None where draft and target ids are the same.
         group: the ranks' CPU process group, on which they agree before one waits for another; with a sharded head only.
         device_group: the ranks' process group of backend nccl, which gathers packets and shards; likewise.
 
@@ -92,8 +92,8 @@ class StepLauncher:
         else:
             self.world, self._head = 1, head_weight.detach()
             self.first, self.width = 0, config.DRAFT_VOCAB_SIZE
-        self._offsets = d2t if config.D2T else None
-        self._draft_ids = vocabulary.draft_ids(config, vocabulary.target_ids(config, d2t, self.device))
+        self._target_ids = vocabulary.target_ids(config, d2t, self.device)
+        self._draft_ids = vocabulary.draft_ids(config, self._target_ids)
         self._fills = cache_dtype is not None and (self.world > 1 or config.D2T)
         self._pitch = step_sizes.shard_pitch(self.width)
         # Tensors made in inference mode could not be written outside it.
@@ -114,7 +114,7 @@ class StepLauncher:
         self._constants = {
             "embed": embed_weight.data_ptr(),
             "scratch": self._buffers.scratch.data_ptr(),
-            "d2t": 0 if self._offsets is None else self._offsets[self.first :].data_ptr(),
+            "target_ids": 0 if self._target_ids is None else self._target_ids[self.first :].data_ptr(),
             "inverse": 0 if self._draft_ids is None else self._draft_ids.data_ptr(),
             "pitch": self._pitch,
             "vocab_start": self.first,

@@ -43,16 +43,16 @@ def load_vector_if(condition: Boolean, address: Int64, *, loc=None, ip=None) -> 
 
 
 @dsl_user_op
-def load_b32_if(condition: Boolean, address: Int64, otherwise: int = 0, *, loc=None, ip=None) -> Uint32:
-    """Where the condition holds, one word, else `otherwise`."""
-    text = f"{{\n.reg .pred p;\nsetp.ne.b32 p, $1, 0;\nmov.b32 $0, {otherwise};\n@p ld.global.b32 $0, [$2];\n}}"
+def load_b32_if(condition: Boolean, address: Int64, *, loc=None, ip=None) -> Uint32:
+    """Where the condition holds, one word, else 0."""
+    text = "{\n.reg .pred p;\nsetp.ne.b32 p, $1, 0;\nmov.b32 $0, 0;\n@p ld.global.b32 $0, [$2];\n}"
     return Uint32(_asm(T.i32(), [Int32(condition), address], text, "=&r,r,l", loc, ip))
 
 
 @dsl_user_op
-def load_u16_if(condition: Boolean, address: Int64, otherwise: int = 0, *, loc=None, ip=None) -> Uint32:
-    """Where the condition holds, one 16-bit word, zero-extended, else `otherwise`."""
-    text = f"{{\n.reg .pred p;\nsetp.ne.b32 p, $1, 0;\nmov.b32 $0, {otherwise};\n@p ld.global.u16 $0, [$2];\n}}"
+def load_u16_if(condition: Boolean, address: Int64, *, loc=None, ip=None) -> Uint32:
+    """Where the condition holds, one 16-bit word, zero-extended, else 0."""
+    text = "{\n.reg .pred p;\nsetp.ne.b32 p, $1, 0;\nmov.b32 $0, 0;\n@p ld.global.u16 $0, [$2];\n}"
     return Uint32(_asm(T.i32(), [Int32(condition), address], text, "=&r,r,l", loc, ip))
 
 
@@ -107,6 +107,12 @@ def rank_of_wide_key(address: Int64, *, loc=None, ip=None) -> list[Uint32]:
 def raise_shared(address: Int32, word: Uint32, *, loc=None, ip=None) -> None:
     """Makes the 32-bit word in shared memory at least `word`. A hint to other warps: nothing is ordered by it."""
     _asm(None, [address, word], "red.relaxed.cta.shared.max.u32 [$0], $1;", "r,r", loc, ip)
+
+
+@dsl_user_op
+def count_shared(address: Int32, *, loc=None, ip=None) -> Uint32:
+    """Adds one to the 32-bit word in shared memory and returns what it was. Nothing is ordered by it."""
+    return Uint32(_asm(T.i32(), [address], "atom.relaxed.cta.shared.add.u32 $0, [$1], 1;", "=r,r", loc, ip))
 
 
 @dsl_user_op

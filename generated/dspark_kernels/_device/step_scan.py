@@ -20,8 +20,7 @@ from . import ptx, score_ops, step_math, step_memory, step_scores, step_state
 
 LANES = 32
 ENTRIES = 8  # columns that a thread takes at a time
-BF16_BYTES, FP32_BYTES = 2, 4
-D2T_BYTES = 8  # int64
+BF16_BYTES, FP32_BYTES, ID_BYTES = 2, 4, 4
 PAIRS = ENTRIES // 2
 NO_ENTRY = -1
 ALL_ONES = 0xFFFFFFFF
@@ -52,10 +51,13 @@ class Scan(step_state.RowState):
         )
         self.base_capped = config.BASE_CAPPED
         self.maps_ids, self.vocab_size, self.sampling_limit = config.D2T, config.VOCAB_SIZE, config.SAMPLING_LIMIT
-        self.staged_words = ENTRIES * self.base_bytes // FP32_BYTES + PAIRS  # base logits and biases of one turn
+        # Greedy drafts need token ids for the sampling limit alone.
+        self.reads_ids = config.D2T and not (self.greedy_drafts and self.sampling_limit >= self.vocab_size)
+        self.base_words, self.id_words = ENTRIES * self.base_bytes // FP32_BYTES, ENTRIES if self.reads_ids else 0
+        self.staged_words = self.base_words + PAIRS + self.id_words  # of one turn: base logits, biases, token ids
         self.most_turns = most_turns
-        # Addresses of single entries and target ids leave no registers for more than one.
-        self.depth = min(most_turns, MOST_DEPTH if vector and not self.maps_ids else 1)
+        # Addresses of single entries leave no registers for more than one.
+        self.depth = min(most_turns, MOST_DEPTH if vector else 1)
 
     # ---- columns and their inputs
 
@@ -78,11 +80,12 @@ class Scan(step_state.RowState):
         return cutlass.min((left + (self.threads * ENTRIES - 1)) // (self.threads * ENTRIES), self.most_turns)
 
     def fetch(self, c, turn: Int32, place: int) -> None:
-        """Starts loading a turn's base logits and biases into one place of c.staged, packed as vectors pack them."""
+        """Starts loading a turn's words into one place of c.staged, packed as vectors pack them."""
         there = self.there(c, turn)
         base = self._load(c, c.base, turn, there, self.base_bytes)
         bias = self._load(c, c.bias, turn, there, BF16_BYTES)
-        for i, word in enumerate([*base, *bias]):
+        ids = self._load(c, c.target_ids, turn, there, ID_BYTES) if self.reads_ids else []
+        for i, word in enumerate([*base, *bias, *ids]):
             c.staged[place * self.staged_words + i] = word
 
     def fetch_first(self, c) -> None:
@@ -111,22 +114,23 @@ class Scan(step_state.RowState):
         halves = [step_memory.load_u16_if(t, a) for t, a in zip(there, addresses, strict=True)]
         return [halves[2 * i] | (halves[2 * i + 1] << Uint32(16)) for i in range(PAIRS)]
 
-    def target_id(self, c, column: Int32, there: Boolean) -> Int32:
-        """The token id of a column: d2t holds 64-bit differences, whose lower words are enough."""
-        token = c.vocab_start + column
-        if self.maps_ids:
-            token = token + Int32(step_memory.load_b32_if(there, c.d2t + Int64(column) * D2T_BYTES))
-        return token
+    def token_ids(self, c, turn: Int32, words: list[Uint32]) -> list[Int32]:
+        """The token ids of a turn's columns, from its words where draft and token ids differ."""
+        if self.reads_ids:
+            return [Int32(word) for word in words[self.base_words + PAIRS :]]
+        return [c.vocab_start + self.column(c, turn, e) for e in range(ENTRIES)]
 
     def candidate(self, c, column: Int32, there: Boolean) -> Int32:
         """The id by which ties are broken: the token id, or the draft id where drafts are greedy."""
-        return c.vocab_start + column if self.greedy_drafts else self.target_id(c, column, there)
+        if self.greedy_drafts or not self.maps_ids:
+            return c.vocab_start + column
+        return Int32(step_memory.load_b32_if(there, c.target_ids + Int64(column) * ID_BYTES))
 
     # ---- logits
 
     def logits(self, c, words: list[Uint32]):
         """Logits of packed base logits and biases, as fp32 in the cache's precision, and as the cache's words."""
-        base, bias = words[: self.staged_words - PAIRS], words[self.staged_words - PAIRS :]
+        base, bias = words[: self.base_words], words[self.base_words : self.base_words + PAIRS]
         if self.transform in ("base", "both"):
             bases, biases = self._floats(base, self.base_bytes), unpacked(bias)
             if not self.base_capped:
@@ -178,11 +182,11 @@ class Scan(step_state.RowState):
             for e in cutlass.range_constexpr(ENTRIES):
                 c.logits[e] = step_math.tanh_of_small(c.logits[e])
 
-    def limited(self, c, turn: Int32, there, logits, words):
+    def limited(self, ids: list[Int32], there, logits, words):
         """Ids from the sampling limit on: -inf in the cache, and no candidates. Returns candidates, logits, cache words."""
         if self.sampling_limit >= self.vocab_size:
             return there, logits, words
-        drawn = [self.target_id(c, self.column(c, turn, e), there[e]) < self.sampling_limit for e in range(ENTRIES)]
+        drawn = [token < self.sampling_limit for token in ids]
         logits = [ptx.select(d, x, Float32(MINUS_INFINITY)) for d, x in zip(drawn, logits, strict=True)]
         words = [ptx.bits_of(x) for x in logits] if self.cache_bytes == FP32_BYTES else packed_bf16(logits)
         return [a & b for a, b in zip(there, drawn, strict=True)], logits, words
@@ -220,13 +224,13 @@ class Scan(step_state.RowState):
     @cute.jit
     def scan_turn(self, c, turn: Int32):
         """One turn: logits of the staged columns into the cache; whichever may beat the best known score is scored."""
-        logits, words = self.logits(c, self.take_staged(c, turn))
-        there = self.there(c, turn)
-        candidates, logits, words = self.limited(c, turn, there, logits, words)
+        staged, there = self.take_staged(c, turn), self.there(c, turn)
+        ids = self.token_ids(c, turn, staged)
+        candidates, logits, words = self.limited(ids, there, *self.logits(c, staged))
         self.store(c, turn, there, words)
         for e in cutlass.range_constexpr(ENTRIES):
             c.logits[e] = logits[e]
-        self.take_bounds(c, turn, candidates)
+        self.take_bounds(c, ids)
         self.take_floor(c)
         left = Boolean(False)
         for e in cutlass.range_constexpr(ENTRIES):
@@ -238,7 +242,7 @@ class Scan(step_state.RowState):
             self.score_open(c, turn, done)
 
     @cute.jit
-    def take_bounds(self, c, turn: Int32, candidates):
+    def take_bounds(self, c, ids):
         """The bounds of the turn's columns."""
         if cutlass.const_expr(self.greedy_drafts):
             for e in cutlass.range_constexpr(ENTRIES):
@@ -249,8 +253,7 @@ class Scan(step_state.RowState):
                     c.bounds[e] = c.logits[e]
             else:
                 for e in cutlass.range_constexpr(ENTRIES):
-                    token = self.target_id(c, self.column(c, turn, e), candidates[e])
-                    screen = self.noise.screen(c.keyed, token)
+                    screen = self.noise.screen(c.keyed, ids[e])
                     c.bounds[e] = step_math.fma(c.logits[e], c.slope, -step_math.log2_approx(screen))
 
     @cute.jit

@@ -16,7 +16,7 @@ NAN = 0x7FFFFFFF
 
 # What the parts of the step kernel share: this thread's place, its row's state and addresses, and small tensors as state.
 CONTEXT = """
-tid lane warp first_column end vocab_start base bias cache cached d2t
+tid lane warp first_column end vocab_start base bias cache cached target_ids
 greedy temperature slope keyed known_hint shared_hint floor best staged logits bounds
 """
 Context = namedtuple("Context", CONTEXT.split(), defaults=[None] * len(CONTEXT.split()))

@@ -10,7 +10,7 @@ from . import ptx, step_memory, step_scores
 
 LANES = 32
 PIECE = 16  # bytes that a lane copies at once
-BF16_BYTES, WORD_BYTES, TOKEN_BYTES, D2T_BYTES = 2, 4, 8, 8
+BF16_BYTES, WORD_BYTES, TOKEN_BYTES, ID_BYTES = 2, 4, 8, 4
 MINUS_INFINITY = -float("inf")
 NO_TOKEN = 0x7FFFFFFF  # of a rank without a candidate: larger than any id, so that it loses to another rank's -inf
 ALL_ONES = 0xFFFFFFFF
@@ -43,11 +43,11 @@ class Tail:
             ptx.stg_s64(draft_tokens + (Int64(row) * token_stride + Int64(step)) * TOKEN_BYTES, Int64(token))
 
     @cute.jit
-    def token_of(self, id: Int32, found: Boolean, d2t: Int64, vocab_start: Int32):
-        """The token of the winner's id, which is a draft id where drafts are greedy. `d2t`: of draft id `vocab_start`."""
+    def token_of(self, id: Int32, found: Boolean, target_ids: Int64, vocab_start: Int32):
+        """The token of the winner's id, which is a draft id where drafts are greedy. `target_ids`: of draft ids from `vocab_start` on."""
         token = id
         if cutlass.const_expr(self.maps_greedy):
-            token = token + Int32(step_memory.load_b32_if(found, d2t + Int64(id - vocab_start) * D2T_BYTES))
+            token = Int32(step_memory.load_b32_if(found, target_ids + Int64(id - vocab_start) * ID_BYTES))
         return token
 
     @cute.jit
