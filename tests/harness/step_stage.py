@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from dsparkgen import bench, gpu
@@ -26,26 +27,32 @@ TEMPERATURES = (0.0, 1.0, 0.7, 1.3, 0.05)
 SAME = object()
 
 
-class Stage:
-    """A model rendered for a number of positions, with random weights, and its step sampler.
+def product_for(folder: Path, model: str, num_steps: int, **changes: Mapping[str, Any]) -> gpu.Product:
+    """The checked-in model where it has so many positions; else the model rendered into a folder for them.
 
     Args:
-        folder: an empty directory to render into.
-        changes: keys of the spec's tables that replace the model's, by table.
+        folder: an empty directory.
+        changes: keys of the spec's tables that replace the model's, by table; with any the model is rendered.
     """
+    spec = read_specs(ROOT / "specs")[model]
+    if spec.draft.num_steps == num_steps and not changes:
+        return gpu.load_product(ROOT / "generated", model)
+    pytest.importorskip("cutlass", reason="needs CuTe DSL: compiles kernels that no pack has")
+    values = spec.model_dump()
+    values["draft"]["num_steps"] = num_steps
+    for table, keys in changes.items():
+        values[table] = values[table] | dict(keys)
+    if changes:
+        del values["packet"]  # its default follows the noise
+    bench.write_package([ModelSpec.model_validate(values)], load_devices(ROOT), ROOT / "templates", folder)
+    return gpu.load_product(folder, model)
 
-    def __init__(
-        self, folder: Path, model: str, num_steps: int, device: torch.device, **changes: Mapping[str, Any]
-    ) -> None:
-        values = read_specs(ROOT / "specs")[model].model_dump()
-        values["draft"]["num_steps"] = num_steps
-        for table, keys in changes.items():
-            values[table] = values[table] | dict(keys)
-        if changes:
-            del values["packet"]  # its default follows the noise
-        spec = ModelSpec.model_validate(values)
-        bench.write_package([spec], load_devices(ROOT), ROOT / "templates", folder)
-        self.product = gpu.load_product(folder, model)
+
+class Stage:
+    """A model with random weights, and its step sampler."""
+
+    def __init__(self, product: gpu.Product, device: torch.device) -> None:
+        self.product = product
         self.config, self.launch = self.product.config, self.product.module("launch")
         self.device = device
         self.vocab, self.rank_dim = self.config.VOCAB_SIZE, self.config.RANK_DIM

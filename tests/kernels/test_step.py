@@ -30,6 +30,7 @@ from tests.harness.step_stage import (  # noqa: E402
     SEED,
     Stage,
     nan_cases,
+    product_for,
     why_unequal,
     why_unlike_the_engine,
     why_unlike_the_oracle,
@@ -43,68 +44,6 @@ REPLAYS = 20
 LATE_US = 100.0  # how long a kernel ahead lets the step kernels wait for what it writes
 
 
-<<<<<<< HEAD
-class Stage:
-    """A model with random weights, and its step sampler."""
-
-    def __init__(self, product: Any, device: Any) -> None:
-        self.product = product
-        self.config, self.launch = self.product.config, self.product.module("launch")
-        self.device = device
-        self.vocab, self.rank_dim = self.config.VOCAB_SIZE, self.config.RANK_DIM
-        generator = torch.Generator(device).manual_seed(SEED)
-        shape = (self.vocab, self.rank_dim)
-        embed = (torch.randn(shape, generator=generator, device=device) * self.rank_dim**-0.5).bfloat16()
-        head = (torch.randn(shape, generator=generator, device=device) * 2.0).bfloat16()
-        self.weights = embed, head
-        self.sampler = self.make()
-
-    def make(self, weights: Any = None, *, max_reqs: int = MAX_REQS, cache: Any = BF16, **constants: Any) -> Any:
-        """A step sampler; `constants` replace those of the model's config, as the launcher reads them."""
-        kind = self.launch.StepSampler
-        if constants:
-            given = SimpleNamespace(**(vars(self.config) | constants))
-            kind = type("Changed", (kind,), {"config": given})
-        return kind(*(weights or self.weights), max_reqs=max_reqs, cache_dtype=cache)
-
-    def case(self, rows: int, *, seed: int, weights: Any = None, **options: Any) -> Any:
-        """A random case; padding rows have anchors in range, as the eager loop needs them."""
-        from tests.harness.cases import Transform, random_case
-
-        options.setdefault("max_reqs", MAX_REQS)
-        case = random_case(
-            self.vocab,
-            self.rank_dim,
-            self.config.NUM_STEPS,
-            rows,
-            seed=seed,
-            device=self.device,
-            weights=weights or self.weights,
-            temperatures=TEMPERATURES,
-            **options,
-        ).replace(transform=Transform.of(self.config))
-        case.input_ids.remainder_(self.vocab)
-        return case
-
-
-def product_for(folder: Path, model: str, num_steps: int) -> Any:
-    """The checked-in model where it has so many positions; else the model rendered into a folder for them."""
-    from dsparkgen import bench, gpu
-    from dsparkgen.device import load_devices
-    from dsparkgen.spec import ModelSpec, read_specs
-
-    spec = read_specs(ROOT / "specs")[model]
-    if spec.draft.num_steps == num_steps:
-        return gpu.load_product(ROOT / "generated", model)
-    pytest.importorskip("cutlass", reason="needs CuTe DSL: compiles kernels that no pack has")
-    values = spec.model_dump()
-    values["draft"]["num_steps"] = num_steps
-    bench.write_package([ModelSpec.model_validate(values)], load_devices(ROOT), ROOT / "templates", folder)
-    return gpu.load_product(folder, model)
-
-
-=======
->>>>>>> 3ad5581 (Test the step kernels by every noise scheme and greedily, against the eager loop, the oracle and over ranks)
 @pytest.fixture(scope="module", params=list(itertools.product(MODELS, STEPS)), ids=lambda p: f"{p[0]}-{p[1]}")
 def stage(request: pytest.FixtureRequest, cuda: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     model, num_steps = request.param
@@ -174,36 +113,7 @@ def test_other_dtypes(stage: Stage, base: str, cache: str) -> None:
         assert why_unlike_the_engine(stage.case(rows, seed=SEED + rows, **options), sampler) is None, (rows, layout)
 
 
-<<<<<<< HEAD
-def nan_cases(stage: Stage, weights: Any) -> Iterator[tuple[str, Any]]:
-    """Inputs with NaN or without a finite logit, each named."""
-    embed, head = weights
-    vocab, nan = stage.vocab, float("nan")
-    for name, columns in (
-        ("one NaN", [5]),
-        ("the last", [vocab - 1]),
-        ("in two blocks", [8192 * 3 + 1, 4]),
-        ("all", ...),
-    ):
-        case = stage.case(5, seed=SEED, weights=weights)
-        case.base_logits[1, :, columns] = nan
-        yield name, case
-    case = stage.case(5, seed=SEED, weights=weights)
-    case.base_logits[:] = float("-inf")
-    yield "all masked", case
-    case = stage.case(5, seed=SEED, weights=weights, padding_rows=2)
-    case.base_logits[:, :, 7] = nan
-    unused = sorted(set(range(MAX_REQS)) - set(case.idx_mapping.tolist()))
-    case.temperature[unused] = nan
-    yield "in padding rows, and in temperatures that no row has", case
-    spoiled = head.clone()
-    spoiled[vocab // 2] = nan
-    yield "a head row", stage.case(5, seed=SEED, weights=(embed, spoiled))
-
-
 @pytest.mark.usefixtures("compiler")
-=======
->>>>>>> 3ad5581 (Test the step kernels by every noise scheme and greedily, against the eager loop, the oracle and over ranks)
 def test_rows_with_nan(stage: Stage) -> None:
     """The lowest id with a NaN score, at every block size; the other rows of the batch draw as without."""
     weights = stage.exact_weights()

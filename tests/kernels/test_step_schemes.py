@@ -23,6 +23,7 @@ from tests.harness.step_stage import (  # noqa: E402
     SEED,
     Stage,
     nan_cases,
+    product_for,
     why_unequal,
     why_unlike_the_engine,
     why_unlike_the_oracle,
@@ -53,7 +54,7 @@ STAGES: dict[str, tuple[str, int, dict[str, Any]]] = {
 @pytest.fixture(scope="module", params=STAGES)
 def stage(request: pytest.FixtureRequest, cuda: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     model, num_steps, changes = STAGES[request.param]
-    yield Stage(tmp_path_factory.mktemp("stage"), model, num_steps, cuda, **changes)
+    yield Stage(product_for(tmp_path_factory.mktemp("stage"), model, num_steps, **changes), cuda)
     torch.cuda.empty_cache()
 
 
