@@ -56,8 +56,8 @@ class Scan(step_state.RowState):
         self.base_words, self.id_words = ENTRIES * self.base_bytes // FP32_BYTES, ENTRIES if self.reads_ids else 0
         self.staged_words = self.base_words + PAIRS + self.id_words  # of one turn: base logits, biases, token ids
         self.most_turns = most_turns
-        # Addresses of single entries leave no registers for more than one.
-        self.depth = min(most_turns, MOST_DEPTH if vector else 1)
+        # Addresses of single entries leave no registers for more than one turn, and token ids more blocks of an SM without a second.
+        self.depth = min(most_turns, MOST_DEPTH if vector and not self.reads_ids else 1)
 
     # ---- columns and their inputs
 
