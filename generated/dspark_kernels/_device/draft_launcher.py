@@ -43,7 +43,7 @@ class DraftLauncher:
         head_weight: the whole Markov head, or this rank's ``VocabParallelHead``, which chain and step kernels share out. No
             fused loop stands behind a sharded head.
         max_reqs: number of request states, and the most rows of a call.
-        cache_dtype: dtype of the logits cache.
+        cache_dtype: dtype of the logits cache; None for a model that drafts greedily, without one.
         d2t: int64 offsets from draft to target ids, for a reduced draft vocabulary.
         group: the ranks' CPU process group; None for one rank alone.
         device_group: the same ranks' group of backend nccl, by which the step kernels gather; with a sharded head only.
@@ -66,7 +66,7 @@ class DraftLauncher:
         head_weight: torch.Tensor | VocabParallelHead,
         *,
         max_reqs: int,
-        cache_dtype: torch.dtype,
+        cache_dtype: torch.dtype | None,
         d2t: torch.Tensor | None = None,
         group: torch.distributed.ProcessGroup | None = None,
         device_group: torch.distributed.ProcessGroup | None = None,
@@ -178,7 +178,7 @@ class DraftLauncher:
         sample_pos: torch.Tensor,
         temperature: torch.Tensor,
         seeds: torch.Tensor,
-        logits_cache: torch.Tensor,
+        logits_cache: torch.Tensor | None,
         draft_tokens: torch.Tensor,
         *,
         query_per_row: int | None = None,
