@@ -317,9 +317,7 @@ def call_arguments(
     }
 
 
-def padding_call(
-    expected: Expectations, rows: int, base_dtype: torch.dtype, *, aligned: bool
-) -> Sequence[Any]:
+def padding_call(expected: Expectations, rows: int, base_dtype: torch.dtype, *, aligned: bool) -> Sequence[Any]:
     """The arguments of a call of padding rows alone; one row of memory stands for all rows of logits and cache.
 
     Args:
