@@ -12,9 +12,11 @@ from . import host
 
 VECTOR = 4  # fp32 values of one 16-byte store
 VECTOR_BYTES = 16
-BLOCK = 1024  # vocabulary ids of a program: 2 vector stores a thread, and enough programs that 5 samples fill 132 SMs evenly
-INTERPRETER_BLOCK = 8192  # the interpreter's cost is per program more than per element
+BLOCK = 1024  # vocabulary ids that a program takes at a time: two vector stores a thread
 NUM_WARPS = 4
+INTERPRETER_BLOCK = 8192  # the interpreter's cost is per program more than per element
+# A program takes up to MOST_BLOCKS blocks of one sample, so that what it computes once counts little, as long as PROGRAMS are left.
+PROGRAMS, MOST_BLOCKS = 2048, 16
 ARGUMENT_TYPES = {
     "out": "*fp32",
     "pitch_vectors": "i64",
@@ -25,8 +27,14 @@ ARGUMENT_TYPES = {
     "seeds": "*i64",
     "vocab_start": "i32",
     "width": "i32",
+    "share": "i32",
 }
 RUNTIME_ARGUMENTS = tuple(ARGUMENT_TYPES)  # all but the compile-time constant
+
+
+def blocks_of_program(blocks: int) -> int:
+    """How many blocks a program takes when a call has `blocks`."""
+    return max(1, min(MOST_BLOCKS, blocks // PROGRAMS))
 
 
 class NoiseLauncher:
@@ -91,6 +99,8 @@ class NoiseLauncher:
         elif target_ids is not None:
             raise ValueError(f"target_ids: expected None for a model without d2t, got {host.describe(target_ids)}")
         block = BLOCK if out.is_cuda else self.interpreter_block
+        blocks = triton.cdiv(columns, block)
+        share = blocks_of_program(num_samples * blocks)
         values = {
             "out": out,
             "pitch_vectors": out.stride(0) // VECTOR,
@@ -101,9 +111,10 @@ class NoiseLauncher:
             "seeds": seeds,
             "vocab_start": vocab_start,
             "width": width,
+            "share": share,
         }
         with torch.cuda.device_of(out):
-            self.kernel[triton.cdiv(columns, block), num_samples](
+            self.kernel[triton.cdiv(blocks, share), num_samples](
                 *(values[name] for name in self.names), BLOCK=block, num_warps=NUM_WARPS
             )
 

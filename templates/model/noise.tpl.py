@@ -9,6 +9,7 @@ draft vocabulary.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from .._device import noise_launcher
 from .._device.noise_math import gumbel_noise, step_seed
@@ -21,6 +22,7 @@ NOISE_SCHEME = tl.constexpr(config.NOISE_SCHEME)
 DRAFT_SALT = tl.constexpr(config.DRAFT_SALT)
 VECTOR = tl.constexpr(noise_launcher.VECTOR)
 VECTOR_BYTES = tl.constexpr(noise_launcher.VECTOR_BYTES)
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 # No argument is specialised: Triton would compile another binary for a value that is 1 or a multiple of 16, or for another
@@ -39,28 +41,39 @@ def _noise_kernel(
     seeds,  # int64 [max_reqs]
     vocab_start,  # draft id of column 0
     width,  # columns to fill
+    share,  # blocks of a program
     BLOCK: tl.constexpr,
 ):
+    if COMPILED:
+        # A chain that is launched programmatically dependent starts on an SM when this grid has left it. It loads the head, and
+        # waits for the end of this grid, with what it wrote, before it reads noise.
+        gdc_launch_dependents()
     sample = tl.program_id(1).to(tl.int64)
+    # All that a sample's noise follows from is asked for before the branch, so that the latencies overlap. The position would be
+    # loaded behind it, where it is used, were its load not volatile.
     state = tl.load(idx_mapping + sample)
-    # All that the state leads to is asked for before the branch, so that the latencies overlap.
+    key = tl.load(sample_pos + sample, volatile=True) - 1 + DRAFT_SALT
     heat = tl.load(temperature + state, mask=state >= 0, other=0.0)
     seed = tl.load(seeds + state, mask=state >= 0, other=0)
-    key = tl.load(sample_pos + sample) - 1 + DRAFT_SALT
     # Padding rows and greedy rows use no noise.
     if heat == 0.0:
         return
     seed = step_seed(seed, sample % NUM_STEPS, STEP_MIX)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # % if spec.vocabulary.d2t
-    token = tl.load(target_ids + vocab_start + column, mask=column < width, other=0)
-    # % else
-    token = vocab_start + column
-    # % endif
-    noise = gumbel_noise(seed, key, token, NOISE_SCHEME)
-    target = tl.multiple_of(out + sample * (pitch_vectors * VECTOR) + column, VECTOR_BYTES)
-    # The bound is a multiple of a vector, so that masked stores stay vector stores; it may fill up to 3 columns of padding.
-    tl.store(target, noise, mask=column < (width + VECTOR - 1) // VECTOR * VECTOR)
+    row = out + sample * (pitch_vectors * VECTOR)
+    # A multiple of a vector, so that masked stores stay vector stores; it may fill up to 3 columns of padding.
+    columns = (width + VECTOR - 1) // VECTOR * VECTOR
+    block = tl.program_id(0) * share
+    end = tl.minimum(block + share, tl.cdiv(columns, BLOCK))
+    while block < end:
+        column = block * BLOCK + tl.arange(0, BLOCK)
+        # % if spec.vocabulary.d2t
+        token = tl.load(target_ids + vocab_start + column, mask=column < width, other=0)
+        # % else
+        token = vocab_start + column
+        # % endif
+        noise = gumbel_noise(seed, key, token, NOISE_SCHEME)
+        tl.store(tl.multiple_of(row + column, VECTOR_BYTES), noise, mask=column < columns)
+        block += 1
 
 
 _launcher = noise_launcher.NoiseLauncher(_noise_kernel, config)

@@ -52,9 +52,8 @@ def _gumbel_philox(seed, key, ids):
 
 
 @triton.jit
-def _gumbel(seed, key, ids):
-    bits = _hash(seed, key, ids, 0)
-
+def gumbel_of_bits(bits):
+    """The engine's noise of 32 random bits."""
     high = (bits >> 16).to(tl.float32)
     low = (bits & 65535).to(tl.float32)
     u = high * 1.52587890625e-05 + (low + 0.5) * 2.3283064365386963e-10
@@ -68,6 +67,11 @@ def _gumbel(seed, key, ids):
     p = 1.0 + u * p
     complement = tl.maximum(1.0 - u, 5.960464477539063e-08)
     return -tl.log(-tl.where(u < 0.25, -u * p, tl.log(complement)))
+
+
+@triton.jit
+def _gumbel(seed, key, ids):
+    return gumbel_of_bits(_hash(seed, key, ids, 0))
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """Noise of given random words, by Triton, so that other implementations can be compared with it word by word.
 
-The generated noise for murmur3_32 and murmur3_64; for philox_32, whose words Triton draws itself, the engine's lines on a word.
+The generated noise, and for the schemes of 32 bits the engine's too.
 """
 
 from __future__ import annotations
@@ -10,21 +10,36 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from dspark_kernels._device.noise_math import log1p_negated, uniform32, uniform64
+from dspark_kernels._device.noise_math import SMALLEST_PHILOX, log1p, neg_log, neg_log_complement, uniform32, uniform64
+from tests.harness.engine_math import gumbel_of_bits
 
 BLOCK = 1024
 
 
 @triton.jit
-def _noise_kernel(out, first, PHILOX: tl.constexpr, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    word = (first + i).to(tl.uint32, bitcast=True)
+def _generated(word, PHILOX: tl.constexpr):
+    if PHILOX:
+        noise = neg_log(-log1p(-tl.maximum(tl.random.uint_to_uniform_float(word), SMALLEST_PHILOX)))
+    else:
+        # The hash's last operation is its own inverse, and uniform32 does it.
+        noise = neg_log(neg_log_complement(uniform32(word ^ (word >> 16))))
+    return noise
+
+
+@triton.jit
+def _engine(word, PHILOX: tl.constexpr):
     if PHILOX:
         u = tl.maximum(tl.random.uint_to_uniform_float(word), 4.6566127342e-10)
         noise = -tl.log(-libdevice.log1p(-u))
     else:
-        noise = -tl.log(-log1p_negated(uniform32(word)))
-    tl.store(out + i, noise)
+        noise = gumbel_of_bits(word)
+    return noise
+
+
+@triton.jit
+def _noise_kernel(out, first, NOISE: tl.constexpr, PHILOX: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, NOISE((first + i).to(tl.uint32, bitcast=True), PHILOX))
 
 
 @triton.jit
@@ -35,8 +50,13 @@ def _wide_noise_kernel(out, high, low, BLOCK: tl.constexpr):
 
 
 def noise_of_words(out: torch.Tensor, first: int, scheme: str) -> None:
-    """out[i] = noise of the word whose int32 value is first + i; out: fp32, contiguous, a multiple of 1024 entries."""
-    _noise_kernel[(out.numel() // BLOCK,)](out, first, PHILOX=scheme == "philox_32", BLOCK=BLOCK)
+    """out[i] = generated noise of the word whose int32 value is first + i; out: fp32, contiguous, a multiple of 1024 entries."""
+    _noise_kernel[(out.numel() // BLOCK,)](out, first, NOISE=_generated, PHILOX=scheme == "philox_32", BLOCK=BLOCK)
+
+
+def engine_noise_of_words(out: torch.Tensor, first: int, scheme: str) -> None:
+    """The same by the engine's instructions."""
+    _noise_kernel[(out.numel() // BLOCK,)](out, first, NOISE=_engine, PHILOX=scheme == "philox_32", BLOCK=BLOCK)
 
 
 def wide_noise_of_words(out: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> None:

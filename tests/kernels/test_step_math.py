@@ -21,16 +21,22 @@ def _stream() -> int:
 
 
 @pytest.mark.parametrize("scheme", ["murmur3_32", "philox_32"])
-def test_noise_equals_tritons_for_every_random_word(cuda: Any, scheme: str) -> None:
+def test_noise_equals_the_engines_for_every_random_word(cuda: Any, scheme: str) -> None:
+    """Of the step kernels, and of the noise kernel and the fused loop."""
     from tests.harness import noise_probe, step_probe
 
     probe = step_probe.compile_noise(scheme)
     got, want = (torch.empty(CHUNK, dtype=torch.float32, device=cuda) for _ in range(2))
+    draws = {
+        "step_math": lambda first: probe(got.data_ptr(), first, CHUNK, _stream()),
+        "noise_math": lambda first: noise_probe.noise_of_words(got, first, scheme),
+    }
     for first in range(-WORDS // 2, WORDS // 2, CHUNK):
-        probe(got.data_ptr(), first, CHUNK, _stream())
-        noise_probe.noise_of_words(want, first, scheme)
-        wrong = got.view(torch.int32) != want.view(torch.int32)
-        assert not bool(wrong.any()), f"{int(wrong.sum())} of the words from {first} on differ"
+        noise_probe.engine_noise_of_words(want, first, scheme)
+        for name, draw in draws.items():
+            draw(first)
+            wrong = got.view(torch.int32) != want.view(torch.int32)
+            assert not bool(wrong.any()), f"{name}: {int(wrong.sum())} of the words from {first} on differ"
 
 
 def test_wide_noise_equals_tritons(cuda: Any) -> None:

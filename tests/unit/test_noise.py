@@ -161,6 +161,25 @@ def test_kernel_equals_the_oracle(three_steps: ModuleType, start: int, width: in
     assert bool((out[:, (width + 3) // 4 * 4 :] == POISON).all())
 
 
+@pytest.mark.parametrize(("programs", "most"), [(2048, 16), (4, 16), (1, 2), (1, 16)])
+def test_noise_does_not_depend_on_how_blocks_are_shared_out(
+    toy_models: Models, monkeypatch: pytest.MonkeyPatch, programs: int, most: int
+) -> None:
+    """1, 3, 2 and 12 of the 6 blocks of a sample a program: also a last program with fewer, and one with more than there are."""
+    model = toy_models(333, num_steps=2)
+    monkeypatch.setattr(model.noise._launcher, "interpreter_block", 64)
+    monkeypatch.setattr(model.noise.noise_launcher, "PROGRAMS", programs)
+    monkeypatch.setattr(model.noise.noise_launcher, "MOST_BLOCKS", most)
+    arguments = (torch.zeros(2, dtype=torch.int64), torch.tensor([9, 10]), torch.ones(1), torch.tensor([5]))
+    out = torch.full((3, 520), POISON)
+    model.noise.draw_noise(out, *arguments, num_samples=2, width=331)
+    for step in range(2):
+        expected = oracle.gumbel(5 ^ (step << 32), 8 + step + DRAFT_SALT, 331, CPU)
+        assert torch.allclose(out[step, :331], expected, rtol=0, atol=CLOSE)
+    assert bool((out[:, 332:] == POISON).all())
+    assert bool((out[2] == POISON).all())
+
+
 def test_a_reduced_vocabulary_draws_by_target_id(toy_models: Models) -> None:
     """Case 13: column j of a shard holds the noise of the target id that draft id start + j is mapped to."""
     model = toy_models(97, num_steps=1, vocabulary={"draft": 40, "d2t": True})
