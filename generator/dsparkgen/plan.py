@@ -26,15 +26,23 @@ FEWER_REGISTER_CHUNKS = {
 }  # the compiler's own needs are larger there, with 8 row slots twice that
 SPARE_CHUNKS = 4  # of these, left free where nothing is streamed
 BUSY_CHUNKS = 2  # of these, left free in builds whose entries take more registers
+CAPPED_ROWS = 4  # row slots whose tanh of a sum takes BUSY_CHUNKS too where tiles are streamed
 SPARE_WITH_RANKS = 2  # of these, left free where tiles are streamed and logits go to other ranks
 MOST_WITHOUT_RING = 2  # register tiles a warp where nothing is streamed
 WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
 ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
 TILE_ROWS = 16
+RING_TILES = {
+    1: 9,
+    2: 9,
+    4: 9,
+    8: 8,
+}  # slots of the ring by row slots, where there are so many: 7 to 12 differ by 2 % at most
+RING_BYTES = 64 * 1024  # of the ring at least, where tiles are small: under way and being read at 8.3 TB/s
 SMALLEST_RING = 4
 STAGED_TILES = {1: 4, 2: 4, 4: 4, 8: 3}  # by row slots: tiles whose inputs a warp stages, about 2 us of work
-REFILL_US = 1.5  # from using a ring slot to having its next tile, under load, as measured on an H200
-L2_SHARE = 0.62  # of L2 that streamed tiles can keep: 39 MB of 60 MB on an H200
+L2_WHOLE = 0.75  # of L2: so many bytes of streamed tiles it keeps whole (45 MB of 60 MB on an H200)
+L2_SHARE = 0.62  # of L2 that is asked to keep some of more streamed tiles: 36 of 89 a CTA beat 24, 28 and 32 on an H200
 BYTES = {"bf16": 2, "fp32": 4}
 FORMULA_WIDTH = 49  # columns of a docstring's formulas, beside which comments stand
 
@@ -52,8 +60,8 @@ class Numbers:
     resident_tiles: int
     streamed_tiles: int
     head_bytes: int  # of the shard
-    l2_bytes_per_position: int  # streamed tiles
-    hbm_bytes_per_position: int  # streamed tiles that L2 is not asked to keep, base logits, noise and cache
+    l2_bytes_per_position: int  # streamed tiles, but for those that stay in the ring
+    hbm_bytes_per_position: int  # those that L2 is not asked to keep, base logits, noise and cache
     shared_bytes: int
     floor_us: float  # of the whole chain
 
@@ -241,52 +249,41 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
         if few and in_registers and fits(whole):
             return whole
     spare = SPARE_WITH_RANKS if line.tp > 1 else 0
+    if line.row_slots == CAPPED_ROWS and spec.logits.transform.placement == "sum":
+        spare += BUSY_CHUNKS
     for tiles in range(most, -1, -1):
         need = max(line.tiles - tiles * line.warps, 0)
         in_registers = min(chunks, (budget - spare) // tiles) if tiles else 0
         spills = tiles > MOST_WITHOUT_RING and line.row_slots == WIDE_ROWS
         if not spills and fits(Residency(tiles, in_registers, need, 0, ahead, 0)):
             return Residency(tiles, in_registers, need, 0, ahead, 0)
-        found = []
-        for ring in range(SMALLEST_RING, line.warps + 1):
-            # More resident tiles never take less shared memory: how many there is room for is found by halving.
-            room = bisect_right(
-                range(need - ring + 1),
-                device.smem_per_block_bytes,
-                key=lambda resident: taken(Residency(tiles, in_registers, resident, ring, ahead, 0)),
-            )
-            for resident in range(room - 1, -1, -1):
-                if fits(Residency(tiles, in_registers, resident, ring, ahead, 0)):
-                    streamed = need - resident
-                    keep = kept_tiles(streamed, spec.markov.rank_dim, device)
-                    us = stream_us(streamed, ring, spec.markov.rank_dim, device)
-                    found.append((us, streamed, Residency(tiles, in_registers, resident, ring, ahead, keep)))
-                    break
-        if found:
-            return min(found)[2]
+        # A ring slot takes the place of a resident tile, and saves as much: how many fit is found by halving.
+        room = bisect_right(
+            range(need),
+            device.smem_per_block_bytes,
+            key=lambda slots: taken(Residency(tiles, in_registers, slots, 0, ahead, 0)),
+        )
+        for slots in range(room - 1, SMALLEST_RING - 1, -1):
+            ring = min(slots, ring_slots(spec.markov.rank_dim, line.row_slots))
+            keep = kept_tiles(need - slots + ring, spec.markov.rank_dim, device)
+            placed = Residency(tiles, in_registers, slots - ring, ring, ahead, keep)
+            if fits(placed):
+                return placed
     return None
 
 
+def ring_slots(rank_dim: int, row_slots: int) -> int:
+    """Slots of a ring that streams tiles of that Markov rank as fast as L2 gives them."""
+    return max(RING_TILES[row_slots], RING_BYTES // layout.slot_bytes(rank_dim))
+
+
 def kept_tiles(streamed: int, rank_dim: int, device: DeviceSpec) -> int:
-    """Streamed tiles per CTA for which L2 gets evict_last: as many as fit into its share."""
+    """Streamed tiles per CTA for which L2 gets evict_last: all that it keeps whole, else as many as fit into a share of it, so that there is
+    room for what is read but once."""
     tile = device.sms * TILE_ROWS * 2 * rank_dim
+    if streamed * tile <= L2_WHOLE * device.l2_bytes:
+        return streamed
     return min(streamed, int(L2_SHARE * device.l2_bytes) // tile)
-
-
-def stream_us(streamed: int, ring: int, rank_dim: int, device: DeviceSpec) -> float:
-    """What a position's streamed tiles cost in microseconds, to compare rings: the refills of a slot follow each other and all share
-    the bandwidths; and bytes in flight delay the exchange between CTAs.
-
-    Args:
-        streamed: Tiles per CTA that pass through the ring in a position.
-        ring: Slots of the ring.
-        rank_dim: Markov rank.
-        device: The GPU.
-    """
-    tile = device.sms * TILE_ROWS * 2 * rank_dim
-    kept = kept_tiles(streamed, rank_dim, device)
-    moving = (kept * tile / device.l2_bytes_per_s + (streamed - kept) * tile / device.hbm_bytes_per_s) * 1e6
-    return max(-(-streamed // ring) * REFILL_US, moving) + moving
 
 
 def numbers(plan: ModelPlan, line: Any, *, base_dtype: str = "bf16", cache_dtype: str = "bf16") -> Numbers:
@@ -296,6 +293,8 @@ def numbers(plan: ModelPlan, line: Any, *, base_dtype: str = "bf16", cache_dtype
     in_registers = min(line.tiles, placed.register_tiles * line.warps)
     resident = min(line.tiles - in_registers, placed.resident)
     streamed = line.tiles - in_registers - resident
+    moved = max(streamed - placed.ring, 0)  # the others are in the ring when a position begins
+    kept = moved if placed.keep >= streamed else min(placed.keep, max(moved - placed.ring, 0))
     tile = line.ctas * TILE_ROWS * 2 * spec.markov.rank_dim
     width = plan.shards[line.tp]
     base_bytes, cache_bytes = BYTES[base_dtype], BYTES[cache_dtype]
@@ -305,8 +304,8 @@ def numbers(plan: ModelPlan, line: Any, *, base_dtype: str = "bf16", cache_dtype
         resident_tiles=resident,
         streamed_tiles=streamed,
         head_bytes=width * 2 * spec.markov.rank_dim,
-        l2_bytes_per_position=streamed * tile,
-        hbm_bytes_per_position=max(streamed - placed.keep, 0) * tile + entries,
+        l2_bytes_per_position=moved * tile,
+        hbm_bytes_per_position=(moved - kept) * tile + entries,
         shared_bytes=shared_bytes(line, spec, base_dtype),
         floor_us=floor_us(
             device,
@@ -352,8 +351,8 @@ def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
         f"({placed.register_tiles * placed.register_chunks * 8} words a lane), the rest in shared memory",
         "resident": f"what is left of {device.smem_per_block_bytes} bytes beside the ring, {line.row_slots} row(s) of staged inputs "
         "and the embeddings",
-        "ring": f"least time for {n.streamed_tiles} streamed tiles: {REFILL_US} us a refill, "
-        f"{device.l2_bytes_per_s / 1e12:.1f} TB/s from L2"
+        "ring": f"{placed.ring * layout.slot_bytes(spec.markov.rank_dim) // 1024} KiB under way or being read, so that L2 gives "
+        f"{device.l2_bytes_per_s / 1e12:.1f} TB/s; {max(n.streamed_tiles - placed.ring, 0)} of {n.streamed_tiles} tiles a position"
         if streams
         else "everything stays on the chip",
         "keep": "all streamed tiles fit into L2"

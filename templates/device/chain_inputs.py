@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 
-from . import head_tiles, plan_line, ptx
+from . import chain_head, head_tiles, plan_line, ptx
 
 LANES = 32
 TILE_ROWS = plan_line.TILE_ROWS
@@ -71,7 +71,7 @@ class Inputs:
     def fetch_inputs(self, c, tile: Int32, step: Int32, stage: Int32):
         """Starts copying a tile's noise and base logits of one position into one of the warp's stages; one copy group."""
         if cutlass.const_expr(self.wide):
-            places = self.locate_inputs(c, ptx.opaque(c.lane))
+            places = self.locate_inputs(c, ptx.opaque_lane(c.lane))
         else:
             places = [c.places[i] for i in range(PLACES)]
         staged = c.inputs + stage * (self.rows * self.stage_bytes)
@@ -116,11 +116,17 @@ class Inputs:
         item, step = Int32(0), Int32(0)
         for stage in cutlass.range(self.residency.ahead, unroll=1):
             if c.items > 0:
-                self.fetch_inputs(c, Int32(ptx.lds_u16(c.order + item * plan_line.ORDER_BYTES)), step, stage)
+                self.fetch_inputs(c, self.ordered_tile(c, item, step), step, stage)
             item += 1
             if item >= c.items:
                 item = Int32(0)
                 step += 1
+
+    def ordered_tile(self, c, item: Int32, step: Int32) -> Int32:
+        """The warp's item-th tile of a position, as written down. Where tiles are streamed, every other position goes backwards."""
+        if self.ring > 0:
+            item = ptx.select(chain_head.goes_up(step), item, c.items - 1 - item)
+        return Int32(ptx.lds_u16(c.order + item * plan_line.ORDER_BYTES))
 
     @cute.jit
     def fetch_inputs_ahead(self, c, item: Int32, step: Int32):
@@ -130,7 +136,7 @@ class Inputs:
         if after >= c.items:
             after -= c.items
             position += 1
-        self.fetch_inputs(c, Int32(ptx.lds_u16(c.order + after * plan_line.ORDER_BYTES)), position, c.stage[0])
+        self.fetch_inputs(c, self.ordered_tile(c, after, position), position, c.stage[0])
         c.stage[0] = c.stage[0] + 1
         if c.stage[0] == self.residency.ahead:
             c.stage[0] = Int32(0)

@@ -1,5 +1,7 @@
 """The work of one position in a chain kernel: all tiles of a warp, in the order in which the copies of others have time to arrive."""
 
+from functools import partial
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
@@ -19,28 +21,25 @@ class Tiles:
 
     @cute.jit
     def multiply_tiles(self, c, step: Int32):
-        """All tiles of the warp, in the order of chain_head.tile_of."""
+        """All tiles of the warp, in the order of ordered_tile."""
         if cutlass.const_expr(self.ring > 0):
-            item = Int32(0)
-            for turn in cutlass.range(cutlass.max(c.my_streamed + c.my_resident, c.my_register), unroll=1):
-                if turn < c.my_register:
-                    self.do_register_tiles(c, step, item, turn, 1)
-                    item += 1
-                if turn < c.my_streamed + c.my_resident:
-                    self.do_shared_tile(c, step, item, turn)
-                    item += 1
+            for item in cutlass.range(c.items, unroll=1):
+                tile = self.ordered_tile(c, item, step)
+                if tile < c.streamed + c.resident:
+                    self.do_shared_tile(c, step, item, tile)
+                else:
+                    self.do_register_tiles(c, step, item, (tile - c.first_register) // self.line.warps, 1)
         else:
             self.do_register_tiles(c, step, Int32(0), Int32(0), self.residency.register_tiles)
-            for it in cutlass.range(c.my_resident, unroll=1):
-                self.do_shared_tile(c, step, c.my_register + it, it)
+            for it in cutlass.range(c.items - c.my_register, unroll=1):
+                self.do_shared_tile(c, step, c.my_register + it, c.warp + it * self.line.warps)
 
     @cute.jit
     def do_register_tiles(self, c, step: Int32, item: Int32, first: Int32, count: cutlass.Constexpr):
         """`count` register tiles of the warp from its `first` on."""
         for i in cutlass.range_constexpr(self.residency.register_tiles):
             if (i >= first) & (i < first + count) & (i < c.my_register):
-                loaded = None if cutlass.const_expr(self.wide) else self.load_entries(c, step, item + i - first)
-                acc = self.multiply_register_tile(c, i)
+                acc, loaded = self.multiply_register_tile(c, i, partial(self.load_early, c, step, item + i - first))
                 if cutlass.const_expr(self.wide):
                     loaded = self.load_entries(c, step, item + i - first)
                 tile = ptx.opaque(
@@ -49,16 +48,18 @@ class Tiles:
                 self.finish_tile(c, tile, acc, loaded)
 
     @cute.jit
-    def do_shared_tile(self, c, step: Int32, item: Int32, it: Int32):
-        """The warp's it-th tile in shared memory."""
-        tile, slot, streamed = self.shared_tile(c, it)
-        if streamed | (step == 0):
-            self.wait_slot(c, slot)
-        loaded = None if cutlass.const_expr(self.wide) else self.load_entries(c, step, item)
-        acc = self.multiply_slot(c, slot)
+    def do_shared_tile(self, c, step: Int32, item: Int32, tile: Int32):
+        """One of the warp's tiles in shared memory."""
+        slot = self.slot_of(c, tile)
+        self.wait_tile(c, tile, step)
+        acc, loaded = self.multiply_slot(c, slot, partial(self.load_early, c, step, item))
         if cutlass.const_expr(self.ring > 0):
-            if streamed:
+            if tile < c.streamed:
                 self.refill(c, step, slot, tile)
         if cutlass.const_expr(self.wide):
             loaded = self.load_entries(c, step, item)
         self.finish_tile(c, tile, acc, loaded)
+
+    def load_early(self, c, step: Int32, item: Int32):
+        """load_entries amid the multiplication, where there are registers to spare: with 8 row slots it comes behind."""
+        return None if self.wide else self.load_entries(c, step, item)

@@ -12,6 +12,8 @@ from cutlass import Boolean, Float32, Int32, Int64, Numeric, Uint32, Uint64
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
+LANES = 32
+
 
 def _asm(out, ins, text: str, constraints: str, *, pure: bool = False, loc=None, ip=None):
     return llvm.inline_asm(
@@ -348,6 +350,11 @@ def add_rn(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
 def opaque(x: Int32, *, loc=None, ip=None) -> Int32:
     """`x`, which the compiler cannot see through: what is computed from it stays where it is written, out of registers elsewhere."""
     return Int32(_asm(T.i32(), [x], "mov.b32 $0, $1;", "=r,r", loc=loc, ip=ip))
+
+
+def opaque_lane(lane: Int32) -> Int32:
+    """`opaque` of a lane's number, of which the compiler still knows that it is one: it divides by shifting."""
+    return opaque(lane) & (LANES - 1)
 
 
 @dsl_user_op

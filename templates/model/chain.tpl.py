@@ -78,13 +78,13 @@ Arguments = namedtuple("Arguments", ARGUMENTS)
 
 # What the parts of the kernel share: this thread's place, its CTA's range, the arguments, and small tensors as state.
 CONTEXT = """
-tid lane warp cta grid smem rows span streamed resident first_register my_register my_resident my_streamed ring_slots
+tid lane warp cta grid smem rows span streamed resident first_register my_register my_streamed
 head embed base base_row_stride base_pos_stride base_vector noise noise_stride cache cache_req_stride cache_pos_stride
 cache_vector input_ids query_per_row idx_mapping temperature_table draft_tokens token_stride records report timeout_ns
 expected epoch shard_width rank rank_table launches claim shard_tiles arrivals mailbox staging staging_bytes batch_shape
 first_column first_token target_ids draft_ids bars embedding_stage embedding parked inputs order
 items ahead_items ahead_steps stage stage_slot fragment
-places phase fragments best
+places fragments best
 """
 Context = namedtuple("Context", CONTEXT.split())
 
@@ -137,7 +137,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         """What the lane's entries of the tile whose turn it is need beside the bias, per row: whether it is live, column, state words,
         noise, base. Their staging is free then, and the inputs of a later tile start into it."""
         self.wait_inputs()
-        lane = ptx.opaque(c.lane) if self.wide else c.lane
+        lane = ptx.opaque_lane(c.lane) if self.wide else c.lane
         first, column = head_tiles.bias_row(self.rows, lane), head_tiles.bias_entry(self.rows, lane)
         loaded = []
         for h in range(self.lane_rows):
@@ -207,20 +207,16 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         first_column = first_tile * TILE_ROWS
         span = cutlass.min(count * TILE_ROWS, width - first_column)
 
-        # The warp's share. Slot s belongs to warp s % warps alone; slots 0 .. ring - 1 are the ring, the others hold resident tiles.
+        # The warp's share: every warps-th tile of each kind.
         first_register = streamed + resident + warp
         my_register = (in_registers - warp + line.warps - 1) // line.warps
-        ring_slots, my_streamed = Int32(0), Int32(0)
-        if warp < self.ring:
-            ring_slots, my_streamed = Int32(1), (streamed - warp + self.ring - 1) // self.ring
-        my_resident = (self.ring + resident - warp + line.warps - 1) // line.warps - ring_slots
-
-        items = my_register + my_streamed + my_resident
+        my_streamed = (streamed - warp + line.warps - 1) // line.warps
+        items = my_register + (streamed + resident - warp + line.warps - 1) // line.warps
 
         c = Context(
             tid=tid, lane=lane, warp=warp, cta=cta, grid=grid, smem=smem, rows=a.rows, span=span,
             streamed=streamed, resident=resident, first_register=first_register, my_register=my_register,
-            my_resident=my_resident, my_streamed=my_streamed, ring_slots=ring_slots,
+            my_streamed=my_streamed,
             head=a.head + Int64(first_tile) * (TILE_ROWS * self.tile.row_bytes), embed=a.embed, base=a.base,
             base_row_stride=a.base_row_stride, base_pos_stride=a.base_pos_stride, base_vector=a.base_vector, noise=a.noise,
             noise_stride=a.noise_pitch, cache=a.cache, cache_req_stride=a.cache_req_stride, cache_pos_stride=a.cache_pos_stride,
@@ -243,18 +239,13 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
             stage_slot=self.stage_slot + (warp + (-self.stage_slot) % line.warps) % line.warps,
             fragment=head_tiles.fragment_offset(self.tile, lane),
             places=cute.make_rmem_tensor(cute.make_layout(chain_inputs.PLACES), Uint32),
-            phase=cute.make_rmem_tensor(cute.make_layout(1), Uint32),
             fragments=cute.make_rmem_tensor(cute.make_layout(max(self.register_words, 1)), Uint32),
             best=cute.make_rmem_tensor(cute.make_layout(2 * self.lane_rows), Uint32),
         )  # fmt: skip
-        c.phase[0] = Uint32(0)
         c.stage[0] = Int32(0)
 
         # The head is read before the kernel ahead of this one in the stream has ended: nothing there depends on it.
-        # A slot belongs to one warp, so a warp can start filling its own slots without waiting for the CTA.
-        for slot in cutlass.range(warp, self.slots, line.warps, unroll=1):
-            if lane == 0:
-                ptx.mbarrier_init(c.bars + slot * plan_line.MBARRIER_BYTES, Int32(1))
+        self.make_barriers(c)
         cute.arch.mbarrier_init_fence()
         cute.arch.fence_proxy("async.shared", space="cta")  # the copy engine sees the barriers
         cute.arch.sync_warp()
@@ -262,7 +253,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
             for slot in cutlass.range(warp, self.stage_slot, line.warps, unroll=1):
                 self.settle(c, slot)
             if (lane == 0) & (my_register > 0):
-                self.fill(c, c.stage_slot, first_register, Boolean(False))
+                self.fill(c, c.stage_slot, first_register, self.stage_bar(c), Boolean(False))
         else:
             for slot in cutlass.range(warp, self.slots, line.warps, unroll=1):
                 self.settle(c, slot)

@@ -2,14 +2,16 @@
 
 The kernel's source is executed as it stands, with stand-ins for CuTe DSL (plain numbers, `range`) and for the functions of
 ptx.py and keys.py (a model of shared memory, of asynchronous copies and of mbarriers, on symbolic values). So what is checked
-is the device code and not a copy of it. One CTA is run warp after warp, lane 0 of each, which starts every bulk copy and
-finishes a tile's first entries of request row 0. Warps share neither slots nor stages, which is itself checked. The
-rows' embeddings and states, and the exchange, are left out; so is what ranks tell each other and copy at the end.
+is the device code and not a copy of it. All warps of one CTA run, lane 0 of each, which starts every bulk copy and
+finishes a tile's first entries of request row 0. They run by turns: a warp until it waits, and at random, from a seed,
+which warp goes on and which bulk copy arrives next. The rows' embeddings and states, and the exchange, are left out; so
+is what ranks tell each other and copy at the end.
 
 A simulation raises AssertionError when
 - a copy reads beyond its array, writes outside its place, or is not announced to the byte;
-- a slot is filled before its content was waited for and read, or waited for in the wrong phase;
-- a warp touches another warp's slot;
+- a slot is filled before its content was waited for and read, or a warp reads it without having waited for its content;
+- a wait ends by another phase of its mbarrier than the one meant, or two warps wait on one mbarrier;
+- all warps wait, and nothing that they wait for is under way;
 - a product is not of all chunks of one whole tile, in order;
 - noise or base logits are read before their copy was waited for, are overwritten before they were read, or fetched and not read;
 - bias, base logit, noise, cache address and token id of a result do not belong together;
@@ -20,8 +22,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import random
 import sys
-from collections import Counter
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -98,9 +102,10 @@ def _importable(package: str, modules: dict[str, ModuleType]) -> Iterator[None]:
         sys.modules.update(before)
 
 
-def _cutlass(place: dict[str, int]) -> dict[str, ModuleType]:
-    """Stand-ins for the DSL's modules. `place`: this thread's "tid", "cta" and "ctas"."""
+def _cutlass(place: dict[str, int], sync_threads: Callable[[], None] = lambda: None) -> dict[str, ModuleType]:
+    """Stand-ins for the DSL's modules. `place`: this thread's "tid", "cta" and "ctas"; `sync_threads`: the CTA's barrier."""
     arch = _Anything()
+    arch.sync_threads = sync_threads
     arch.thread_idx = lambda: (place["tid"], 0, 0)
     arch.block_idx = lambda: (place["cta"], 0, 0)
     arch.grid_dim = lambda: (place["ctas"], 1, 1)
@@ -159,13 +164,112 @@ class _Pair(NamedTuple):
 
 @dataclass
 class _Slot:
-    """One slot of shared memory and its mbarrier."""
+    """One slot of shared memory."""
 
-    announced: int = 0  # bytes of the fill under way
     segments: list[tuple[int, int, int]] = field(default_factory=list)  # offset, bytes, byte of the head
-    phase: int = 0  # fills that were waited for
-    filling: bool = False
-    unread: bool = False  # was waited for and not read yet
+    barrier: _Barrier | None = None  # of the fill under way, or of the last one
+    reader: int | None = None  # the warp that waited for the last fill
+    unread: bool = False  # is being filled, or was and has not been read yet
+
+
+@dataclass
+class _Barrier:
+    """One mbarrier that a fill completes."""
+
+    announced: int = 0  # bytes of the fill under way; 0: none is
+    phases: int = 0  # that are complete
+    slot: _Slot | None = None  # of the fill under way, or of the last one
+    waiter: int | None = None  # the warp that waits on it, once and for all
+    waits: int = 0  # that have ended
+
+
+class _Ended(BaseException):
+    """Ends a warp whose simulation has failed elsewhere."""
+
+
+class _Turns:
+    """Runs the warps of a CTA by turns, each in a thread of its own of which one at a time goes on.
+
+    Args:
+        warps: how many.
+        work: what a warp runs.
+        switch: called before a warp goes on.
+        arrive: lets one copy under way arrive, and says whether there was one.
+        seed: of the order.
+    """
+
+    def __init__(
+        self,
+        warps: int,
+        work: Callable[[int], None],
+        *,
+        switch: Callable[[int], None],
+        arrive: Callable[[random.Random], bool],
+        seed: int,
+    ) -> None:
+        self.work, self.switch, self.arrive = work, switch, arrive
+        self.rng = random.Random(seed)
+        self.waiting: dict[int, Callable[[], bool]] = {warp: lambda: True for warp in range(warps)}  # until that holds
+        self.turns = [threading.Semaphore(0) for _ in range(warps)]
+        self.back = threading.Semaphore(0)
+        self.failure: BaseException | None = None
+        self.at_barrier: set[int] = set()
+        self.current = 0
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """The current warp goes on when the condition holds."""
+        warp = self.current
+        self.waiting[warp] = condition
+        self.back.release()
+        self.turns[warp].acquire()
+        if self.failure is not None:
+            raise _Ended
+
+    def sync_threads(self) -> None:
+        """The CTA's barrier."""
+        here = self.at_barrier
+        here.add(self.current)
+        if here >= self.waiting.keys() | {self.current}:
+            self.at_barrier = set()
+        self.wait_until(lambda: self.at_barrier is not here)
+
+    def run(self) -> None:
+        """Run all warps to their end; raises what the first of them raised."""
+        threads = [threading.Thread(target=self._run, args=(warp,), daemon=True) for warp in self.waiting]
+        for thread in threads:
+            thread.start()
+        while self.waiting and self.failure is None:
+            ready = [warp for warp, condition in self.waiting.items() if condition()]
+            if self.rng.randrange(len(ready) + 1) == len(ready) and self.arrive(self.rng):
+                continue
+            if ready:
+                self._resume(self.rng.choice(ready))
+            elif not self.arrive(self.rng):
+                self.failure = AssertionError(f"warps {sorted(self.waiting)} wait for what nobody has started")
+        for warp in list(self.waiting):
+            self._resume(warp)
+        for thread in threads:
+            thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def _resume(self, warp: int) -> None:
+        self.current = warp
+        del self.waiting[warp]
+        self.switch(warp)
+        self.turns[warp].release()
+        self.back.acquire()
+
+    def _run(self, warp: int) -> None:
+        self.turns[warp].acquire()
+        try:
+            if self.failure is None:
+                self.work(warp)
+        except _Ended:
+            pass
+        except BaseException as error:  # of the kernel's source: it is raised where the simulation was started
+            self.failure = error
+        self.back.release()
 
 
 @dataclass
@@ -195,8 +299,10 @@ class _Machine(ModuleType):
         self.base_bytes, self.cache_bytes = base_bytes, cache_bytes
         self.pitch = -(-width // TILE_ROWS) * TILE_ROWS  # entries between two positions of noise, base logits and cache
         self.kernel: Any = None
+        self.turns: Any = None
+        self.warp = 0
         same: Callable[[Any], Any] = lambda x: x  # noqa: E731
-        self.opaque = self.float_of = self.bits_of = self.bf16_bits = same
+        self.opaque = self.opaque_lane = self.float_of = self.bits_of = self.bf16_bits = same
         self.ldg_b32 = self.ldg_u16 = same
         self.bf16x2_bits = _Pair
         self.select = lambda condition, a, b: a if condition else b
@@ -217,19 +323,15 @@ class _Machine(ModuleType):
         """Forget the CTA before."""
         self.first_column = first_column
         self.slots: dict[int, _Slot] = {}
-        self.owners: dict[int, int] = {}
+        self.barriers: dict[int, _Barrier] = {}
+        self.under_way: list[_Barrier] = []  # whose fills have been started whole
         self.parked: dict[int, Any] = {}
         self.staged: dict[int, _Staged] = {}
         self.orders: dict[int, tuple[int, int]] = {}
         self.other_lane = False
         self.found = Simulation(Counter(), Counter(), Counter())
-        self.start_warp(0)
-
-    def start_warp(self, warp: int) -> None:
-        """Copies are waited for by the thread that made them."""
-        self.warp = warp
-        self.groups: list[list[_Staged]] = []
-        self.open: list[_Staged] = []
+        self.groups: defaultdict[int, list[list[_Staged]]] = defaultdict(list)  # by warp: who made a copy waits for it
+        self.open: defaultdict[int, list[_Staged]] = defaultdict(list)
 
     # Shared memory
 
@@ -317,15 +419,15 @@ class _Machine(ModuleType):
         staged = self._stage(dst, src, nbytes)
         if staged is not None:
             assert nbytes > 0
-            self.open.append(staged)
+            self.open[self.warp].append(staged)
 
     def copy_async_commit(self) -> None:
         if not self.other_lane:
-            self.groups.append(self.open)
-            self.open = []
+            self.groups[self.warp].append(self.open.pop(self.warp, []))
 
     def copy_async_wait(self, pending: int) -> None:
-        for group in self.groups[: len(self.groups) - pending]:
+        groups = self.groups[self.warp]
+        for group in groups[: len(groups) - pending]:
             for staged in group:
                 staged.arrived = True
 
@@ -338,40 +440,60 @@ class _Machine(ModuleType):
 
     # The head
 
-    def _slot(self, number: int) -> _Slot:
-        assert 0 <= number < self.kernel.slots, f"slot {number} of {self.kernel.slots}"
-        assert self.owners.setdefault(number, self.warp) == self.warp, f"slot {number} is warp {self.owners[number]}'s"
-        return self.slots.setdefault(number, _Slot())
-
-    def _of_barrier(self, bar: int) -> _Slot:
+    def _barrier(self, bar: int) -> _Barrier:
         number, rest = divmod(bar - SMEM - self.kernel.shared.barriers, 8)
-        assert rest == 0
-        return self._slot(number)
+        assert rest == 0 and self._region(bar) == "barriers"
+        assert number in self.barriers, f"mbarrier {number} is used before it was made"
+        return self.barriers[number]
 
     def mbarrier_init(self, bar: int, arrivals: int) -> None:
-        assert arrivals == 1 and self._of_barrier(bar) == _Slot()
+        number = (bar - SMEM - self.kernel.shared.barriers) // 8
+        assert arrivals == 1 and number not in self.barriers, f"mbarrier {number} is made twice"
+        self.barriers[number] = _Barrier()
+        self._barrier(bar)
 
     def mbarrier_expect(self, bar: int, nbytes: int) -> None:
-        slot = self._of_barrier(bar)
-        assert not slot.filling, "filled again before the last fill was waited for"
-        assert not slot.unread, "filled again before it was read"
-        slot.announced, slot.segments, slot.filling = nbytes, [], True
+        barrier = self._barrier(bar)
+        assert not barrier.announced and barrier.phases == barrier.waits, (
+            "announced before the last fill was waited for"
+        )
+        assert nbytes > 0
+        barrier.announced, barrier.slot = nbytes, None
 
     def bulk_load(self, dst: int, src: int, nbytes: int, bar: int, keep: bool) -> None:
-        slot = self._of_barrier(bar)
+        barrier = self._barrier(bar)
         number, offset = divmod(dst - SMEM, self.kernel.tile.slot_bytes)
-        assert slot is self._slot(number), "the copy and its barrier belong to different slots"
+        assert 0 <= number < self.kernel.slots, f"slot {number} of {self.kernel.slots}"
         assert nbytes > 0 and nbytes % 16 == 0 and offset + nbytes <= self.kernel.tile.slot_bytes
         assert 0 <= src - HEAD and src - HEAD + nbytes <= self.width * self.row_bytes, "reads beyond the head"
+        slot = self.slots.setdefault(number, _Slot())
+        if barrier.slot is None:
+            assert not slot.unread, "filled again before it was read"
+            barrier.slot, slot.barrier, slot.segments, slot.reader, slot.unread = slot, barrier, [], None, True
+        assert slot is barrier.slot, "a fill of two slots"
         slot.segments.append((offset, nbytes, src - HEAD))
+        copied = sum(nbytes for _, nbytes, _ in slot.segments)
+        assert copied <= barrier.announced, "copies more bytes than were announced"
+        if copied == barrier.announced:
+            self._check_rows(slot)
+            self.under_way.append(barrier)
+
+    def arrive(self, rng: random.Random) -> bool:
+        """One of the copies under way arrives."""
+        if self.under_way:
+            barrier = self.under_way.pop(rng.randrange(len(self.under_way)))
+            barrier.announced, barrier.phases = 0, barrier.phases + 1
+            return True
+        return False
 
     def mbarrier_wait(self, bar: int, parity: int) -> None:
-        slot = self._of_barrier(bar)
-        assert slot.filling, "waits for a fill that nobody started"
-        assert parity == slot.phase & 1, "waits for the wrong phase"
-        assert slot.announced == sum(nbytes for _, nbytes, _ in slot.segments), "announced other bytes than are copied"
-        self._check_rows(slot)
-        slot.phase, slot.filling, slot.unread = slot.phase + 1, False, True
+        barrier, warp = self._barrier(bar), self.warp
+        assert barrier.waiter in (None, warp), f"warps {barrier.waiter} and {warp} wait on one mbarrier"
+        barrier.waiter = warp
+        self.turns.wait_until(lambda: barrier.phases & 1 != parity)
+        barrier.waits += 1
+        assert barrier.waits == barrier.phases and barrier.slot is not None, "a wait ended by another phase"
+        barrier.slot.reader = warp
 
     def _check_rows(self, slot: _Slot) -> None:
         """A slot holds consecutive rows of the head from a tile's first on, the upper eight shifted by 64 bytes."""
@@ -388,8 +510,8 @@ class _Machine(ModuleType):
 
     def _read_slot(self, address: int) -> int | None:
         number, offset = divmod(address - SMEM, self.kernel.tile.slot_bytes)
-        slot = self._slot(number)
-        assert slot.phase and not slot.filling, "read before it was waited for"
+        slot = self.slots[number]
+        assert slot.reader == self.warp, "read before it was waited for"
         slot.unread = False
         for start, nbytes, source in slot.segments:
             if start <= offset < start + nbytes:
@@ -511,7 +633,8 @@ class Simulator:
         parts = ("reduce_warp", "agree", "agree_ranks", "meet_ranks", "finish_ranks", "fetch_embedding", "load_anchor")
         assert all(hasattr(self.module.ChainKernel, part) for part in (*parts, "load_row_table"))
         changed: dict[str, Any] = dict.fromkeys(parts, lambda self, *arguments: None)
-        changed |= {"fetch_first_inputs": self._by_all_lanes(), "load_row_table": self._keep_context()}
+        changed |= {part: self._by_all_lanes(part) for part in ("fetch_first_inputs", "make_barriers")}
+        changed |= {"load_row_table": self._keep_context()}
         self.kernel_type = type("Instrumented", (self.module.ChainKernel,), changed)
         self.kernel = self.kernel_type(line, base_dtype, cache_dtype, world)
         self.kernel.shard_width = self.shard_width
@@ -532,22 +655,22 @@ class Simulator:
         mine[f"{self.name}._device"].score_ops = ModuleType("score_ops")  # of transforms, which this model has not
         mine[f"{self.name}.model"].config = config
         mine |= {f"{self.name}._device.ptx": self.machine, f"{self.name}.model.config": config}
-        mine |= _cutlass(self.place)
+        mine |= _cutlass(self.place, lambda: self.machine.turns.sync_threads())
         with _importable(self.name, mine):
             yield
 
-    def _by_all_lanes(self) -> Callable[[Any, Any], None]:
-        """fetch_first_inputs, in which the lanes write down the warp's order together; lane 0 comes last."""
-        original, machine = self.module.ChainKernel.fetch_first_inputs, self.machine
+    def _by_all_lanes(self, part: str) -> Callable[[Any, Any], None]:
+        """A part of the kernel in which the lanes share out what they write down; lane 0 comes last."""
+        original, machine = getattr(self.module.ChainKernel, part), self.machine
 
-        def fetch_first_inputs(kernel: Any, c: Any) -> None:
+        def by_all_lanes(kernel: Any, c: Any) -> None:
             machine.other_lane = True
             for lane in range(1, LANES):
                 original(kernel, c._replace(lane=lane))
             machine.other_lane = False
             original(kernel, c)
 
-        return fetch_first_inputs
+        return by_all_lanes
 
     def _keep_context(self) -> Callable[[Any, Any], None]:
         """In the place of load_row_table: the machine makes the table's entries as they are read."""
@@ -574,12 +697,20 @@ class Simulator:
         arguments |= {"base_row_stride": self.num_steps * machine.pitch, "base_vector": int(base_vector)}
         arguments |= {"cache_vector": 1, "rank": self.rank}
         self.place["cta"] = cta
-        for warp in range(self.line.warps):
-            machine.start_warp(warp)
-            self.place["tid"] = warp * LANES
-            self.kernel.kernel(tuple(arguments.values()))
+
+        def switch(warp: int) -> None:
+            machine.warp, self.place["tid"] = warp, warp * LANES
+
+        machine.turns = _Turns(
+            self.line.warps,
+            lambda warp: self.kernel.kernel(tuple(arguments.values())),
+            switch=switch,
+            arrive=machine.arrive,
+            seed=cta,
+        )
+        machine.turns.run()
         for number, slot in machine.slots.items():
-            assert not slot.filling and not slot.unread, f"slot {number}: a copy that nobody waited for or read"
+            assert not slot.unread, f"slot {number}: a copy that nobody waited for or read"
         assert not machine.staged, f"inputs that nobody read: {machine.staged}"
         columns = [
             column

@@ -22,7 +22,7 @@ class Agreement:
     @cute.jit
     def reduce_warp(self, c):
         """The warp's best key of each row into shared memory."""
-        first = head_tiles.bias_row(self.rows, ptx.opaque(c.lane))
+        first = head_tiles.bias_row(self.rows, ptx.opaque_lane(c.lane))
         for h in cutlass.range_constexpr(self.lane_rows):
             hi, lo = c.best[2 * h], c.best[2 * h + 1]
             if cutlass.const_expr(self.rows == 1):

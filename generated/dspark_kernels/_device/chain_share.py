@@ -175,18 +175,18 @@ def fitted(config: ModuleType, line: plan_line.PlanLine, limit: int) -> plan_lin
 
 
 def _smaller(x: plan_line.Residency, warps: int) -> Iterator[plan_line.Residency]:
-    """A residency, then those that stream more: fewer tiles resident first, then fewer in registers; each with its own ring
-    first, then with wider ones, through which a warp streams fewer tiles.
+    """A residency, then those that stream more: fewer tiles resident first, then a smaller ring, then fewer tiles in registers.
 
     Fewer register tiles leave room for others, as the part of them that is in shared memory goes with them.
     """
     yield x
-    rings = range(x.ring or min(RING_OF_A_LINE_WITHOUT, warps), warps + 1)
+    ring = x.ring or RING_OF_A_LINE_WITHOUT
     for register_tiles in range(x.register_tiles, -1, -1):
-        chunks = x.register_chunks if register_tiles else 0
+        placed = x._replace(register_tiles=register_tiles, register_chunks=x.register_chunks if register_tiles else 0)
         for resident in range(x.resident + (x.register_tiles - register_tiles) * warps, -1, -1):
-            for ring in rings:
-                yield x._replace(register_tiles=register_tiles, register_chunks=chunks, resident=resident, ring=ring)
+            yield placed._replace(resident=resident, ring=ring)
+        for fewer in range(ring - 1, 0, -1):
+            yield placed._replace(resident=0, ring=fewer)
 
 
 def why_no_place(config: ModuleType, device: torch.device, share: Share, options: Options) -> str | None:

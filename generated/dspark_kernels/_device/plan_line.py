@@ -14,7 +14,7 @@ class Residency(NamedTuple):
         int  # of such a tile's chunks of 32 rank dimensions, those in registers; the rest lies in shared memory
     )
     resident: int  # per CTA: tiles that stay in shared memory
-    ring: int  # slots that streamed tiles pass through, at most one a warp; 0 when nothing is streamed
+    ring: int  # slots that streamed tiles pass through; 0 when nothing is streamed
     ahead: int  # tiles whose noise and base logits a warp stages at a time
     keep: int  # streamed tiles per CTA that L2 is asked to keep (evict_last); the others are read evict_first
 
@@ -50,6 +50,7 @@ NOISE_BYTES = 4  # fp32
 MOST_ITEMS = 32  # tiles of a warp: one a lane writes the order down
 ORDER_BYTES = 2
 ADDRESS_BYTES = 8
+KEPT_OF = 32  # a power of two
 
 
 class SharedLayout(NamedTuple):
@@ -62,7 +63,7 @@ class SharedLayout(NamedTuple):
     partials: int  # [row slot][gathering warp] largest key of its share of the records
     row_table: int  # [row slot][position] 16 bytes: cache address, temperature, whether the cache is written
     order: int  # [warp][MOST_ITEMS] the warp's tiles in its order, 16 bits each
-    barriers: int  # one mbarrier a slot
+    barriers: int  # mbarriers: one a warp for its register tiles on their way in, one a tile in shared memory
     ranks: int  # addresses of the ranks' symmetric buffers and staging, and the launch's number (chain_ranks.py); nothing at TP 1
     inputs: int  # [warp][ahead][row slot] noise and base logits of a tile
     total: int
@@ -94,6 +95,18 @@ def slot_count(line: PlanLine, base_bytes: int) -> int:
     return max(x.ring + x.resident, line.warps if x.register_tiles else 0)
 
 
+def shared_tiles(line: PlanLine, base_bytes: int) -> int:
+    """Tiles of the CTA that has most that do not live in registers: streamed and resident ones."""
+    return max(line.tiles - residency(line, base_bytes).register_tiles * line.warps, 0)
+
+
+def kept_share(x: Residency, streamed: int) -> int:
+    """Of KEPT_OF tiles that are streamed for every position, how many L2 is asked to keep; KEPT_OF: all streamed tiles are kept."""
+    if x.keep >= streamed:
+        return KEPT_OF
+    return min(KEPT_OF * x.keep // max(streamed - 2 * x.ring, 1), KEPT_OF - 1)
+
+
 def gathering_warps(line: PlanLine) -> int:
     """Warps that read the records of a position."""
     return max(RANK_GATHER_WARPS, line.row_slots) if line.tp > 1 else line.row_slots
@@ -101,11 +114,7 @@ def gathering_warps(line: PlanLine) -> int:
 
 def most_items(line: PlanLine, base_bytes: int) -> int:
     """Tiles of the warp that has most; a build refuses more than MOST_ITEMS."""
-    x = residency(line, base_bytes)
-    in_registers = min(line.tiles, x.register_tiles * line.warps)
-    resident = min(line.tiles - in_registers, x.resident)
-    streamed = line.tiles - in_registers - resident
-    return x.register_tiles + -(-resident // line.warps) + -(-streamed // max(x.ring, 1))
+    return residency(line, base_bytes).register_tiles + -(-shared_tiles(line, base_bytes) // line.warps)
 
 
 def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int) -> SharedLayout:
@@ -121,7 +130,7 @@ def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int
         line.row_slots * gathering_warps(line) * KEY_BYTES,
         line.row_slots * num_steps * ROW_TABLE_BYTES,
         line.warps * MOST_ITEMS * ORDER_BYTES,
-        slots * MBARRIER_BYTES,
+        (line.warps + shared_tiles(line, base_bytes)) * MBARRIER_BYTES,
         (2 * line.tp + 1) * ADDRESS_BYTES if line.tp > 1 else 0,
         line.warps * x.ahead * line.row_slots * stage_bytes(base_bytes),
     )
