@@ -19,6 +19,7 @@ NUMBERS = (
     "hbm_bytes_per_s",
     "l2_bytes_per_s",
     "grid_barrier_us",
+    "rank_hop_us",
     "launch_us",
     "clock_hz",
 )
@@ -56,6 +57,7 @@ class DeviceSpec(Table):
         "hbm_bytes_per_s": "in bytes per second",
         "l2_bytes_per_s": "in bytes per second",
         "grid_barrier_us": "in microseconds",
+        "rank_hop_us": "in microseconds",
         "launch_us": "in microseconds",
         "clock_hz": "in hertz",
     }
@@ -83,6 +85,9 @@ class DeviceSpec(Table):
     )
     grid_barrier_us: Annotated[float, Field(ge=0.05, le=100)] = Field(
         description="One barrier over a block on every SM, in microseconds."
+    )
+    rank_hop_us: Annotated[float, Field(ge=0.05, le=100)] = Field(
+        description="An 8-byte store into another GPU's memory until that GPU sees it, one way, in microseconds."
     )
     launch_us: Annotated[float, Field(ge=0.1, le=1000)] = Field(
         description="From launch to the first instruction, and end to event, in microseconds."

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from dsparkgen.device import DeviceSpec
 from dsparkgen.plan import floor_us
 
-HOP_US = 0.70  # one 8-byte NVLink store seen by a peer, one way; measured between two H200s
 BIAS_BYTES = 2  # bf16, as the engine's GEMM leaves it
 
 
@@ -38,8 +37,7 @@ def chain_floor_us(device: DeviceSpec, sizes: Sizes) -> float:
 
 def rank_floor_us(device: DeviceSpec, sizes: Sizes, world: int) -> float:
     """Microseconds of one of `world` ranks: its shard of head, base logits and noise, the whole cache, and one hop a position."""
-    own = _floor_us(device, sizes, width=sizes.shard(world), cached=sizes.cache_columns)
-    return own + sizes.num_steps * HOP_US
+    return _floor_us(device, sizes, width=sizes.shard(world), cached=sizes.cache_columns, ranks=world)
 
 
 def emulated_floor_us(device: DeviceSpec, sizes: Sizes, world: int) -> float:
@@ -55,7 +53,7 @@ def step_floor_us(device: DeviceSpec, sizes: Sizes) -> float:
     return moved / device.hbm_bytes_per_s * 1e6 + device.launch_us
 
 
-def _floor_us(device: DeviceSpec, sizes: Sizes, *, width: int, cached: int) -> float:
+def _floor_us(device: DeviceSpec, sizes: Sizes, *, width: int, cached: int, ranks: int = 1) -> float:
     return floor_us(
         device,
         vocab_size=width,
@@ -65,4 +63,5 @@ def _floor_us(device: DeviceSpec, sizes: Sizes, *, width: int, cached: int) -> f
         base_bytes=sizes.base_bytes,
         cache_bytes=sizes.cache_bytes,
         cache_columns=cached,
+        ranks=ranks,
     )

@@ -298,7 +298,8 @@ def numbers(plan: ModelPlan, line: Any, *, base_dtype: str = "bf16", cache_dtype
     tile = line.ctas * TILE_ROWS * 2 * spec.markov.rank_dim
     width = plan.shards[line.tp]
     base_bytes, cache_bytes = BYTES[base_dtype], BYTES[cache_dtype]
-    entries = line.row_slots * width * (base_bytes + layout.NOISE_BYTES + cache_bytes)
+    # Every rank has base logits and noise of its shard, and the whole cache row.
+    entries = line.row_slots * (width * (base_bytes + layout.NOISE_BYTES) + spec.vocabulary.target * cache_bytes)
     return Numbers(
         register_tiles=in_registers,
         resident_tiles=resident,
@@ -315,6 +316,8 @@ def numbers(plan: ModelPlan, line: Any, *, base_dtype: str = "bf16", cache_dtype
             rows=line.row_slots,
             base_bytes=base_bytes,
             cache_bytes=cache_bytes,
+            cache_columns=spec.vocabulary.target,
+            ranks=line.tp,
         ),
     )
 
@@ -329,12 +332,27 @@ def floor_us(
     base_bytes: int = 2,
     cache_bytes: int = 2,
     cache_columns: int | None = None,
+    ranks: int = 1,
 ) -> float:
     """Microseconds below which no chain can run: each input read once, the head among them, and each output written once at the
-    device's copy bandwidth, one grid barrier a position, one launch. What is streamed again from L2 is not counted. `cache_columns`: of the logits cache; default `vocab_size`."""
+    device's copy bandwidth, one launch, and for each position one grid barrier and, with several ranks, one store that a peer sees.
+    What is streamed again from L2 is not counted.
+
+    Args:
+        device: The GPU, of several ranks each one's.
+        vocab_size: Draft columns, of several ranks those of one's shard.
+        rank_dim: Markov rank.
+        num_steps: Draft positions.
+        rows: Request rows.
+        base_bytes: Of a base logit.
+        cache_bytes: Of a cached logit.
+        cache_columns: Of a row of the logits cache, which every rank fills; default `vocab_size`.
+        ranks: Tensor-parallel ranks.
+    """
     cached = cache_bytes * (vocab_size if cache_columns is None else cache_columns)
     moved = vocab_size * 2 * rank_dim + rows * num_steps * (vocab_size * (base_bytes + 4) + cached)
-    return moved / device.hbm_bytes_per_s * 1e6 + num_steps * device.grid_barrier_us + device.launch_us
+    agreement = device.grid_barrier_us + (device.rank_hop_us if ranks > 1 else 0.0)
+    return moved / device.hbm_bytes_per_s * 1e6 + num_steps * agreement + device.launch_us
 
 
 def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
@@ -343,6 +361,8 @@ def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
     chunks = layout.chunks_of(spec.markov.rank_dim)
     n, placed = numbers(plan, line), line.bf16
     streams = n.streamed_tiles > 0
+    hop = f"{device.rank_hop_us} us ({device.provenance['rank_hop_us']})"
+    hops = f"{spec.draft.num_steps} hops to another GPU of {hop}, " if line.tp > 1 else ""
     return {
         "ctas": f"one a streaming multiprocessor of {device.title}",
         "warps": f"{WARPS}: 3 a scheduler with 168 registers a lane",
@@ -361,7 +381,7 @@ def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
         "shared_bytes": f"of {device.smem_per_block_bytes}",
         "floor_us": f"{n.head_bytes / 1e6:.1f} MB of head and the inputs and outputs once at {device.hbm_bytes_per_s / 1e12:.2f} TB/s "
         "(what is streamed again from L2 is not counted), "
-        f"{spec.draft.num_steps} barriers of {device.grid_barrier_us} us, {device.launch_us} us of launch",
+        f"{spec.draft.num_steps} barriers of {device.grid_barrier_us} us, {hops}{device.launch_us} us of launch",
     }
 
 

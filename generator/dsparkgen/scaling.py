@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from dsparkgen.evidence import current_rows
-from dsparkgen.floors import HOP_US
 
 WORLDS = (2, 4, 8, 16)
 TWO_HOSTS = 16  # ranks of the prediction for two hosts
+SWITCH_US = 0.70  # assumed: a second NVLink switch costs as much as was measured between two H200s behind one
 ROWS = (1, 8)
 Row = Mapping[str, Any]
 
@@ -96,8 +96,8 @@ class Scaling:
             yield from self._line(world, "emulated", emulated, note)
             if not any(self.row(world, n) for n in ROWS):
                 yield from self._prediction(world, f"{world}", 0.0, "parts as above; one NVLink domain")
-        assumed = f"as above, and {HOP_US} us a position for a second NVLink switch"
-        yield from self._prediction(TWO_HOSTS, f"{TWO_HOSTS} on two hosts of one NVLink domain", HOP_US, assumed)
+        assumed = f"as above, and {SWITCH_US} us a position for a second NVLink switch"
+        yield from self._prediction(TWO_HOSTS, f"{TWO_HOSTS} on two hosts of one NVLink domain", SWITCH_US, assumed)
 
     def _line(self, world: int, how: str, found: Mapping[int, Row | None], assumes: str) -> Iterator[Line]:
         if not any(found.values()):

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.harness import chain_simulator
 
-from dsparkgen import plan
+from dsparkgen import floors, plan
 from dsparkgen.device import load_devices
 from dsparkgen.spec import ModelSpec, read_spec
 
@@ -289,6 +289,29 @@ def test_floor_counts_the_bytes_of_base_logits_and_cache() -> None:
     device = DEVICES["h200"].model_copy(update={"hbm_bytes_per_s": 1e12, "grid_barrier_us": 2.0, "launch_us": 3.0})
     assert plan.floor_us(device, **shape) == pytest.approx(128 + 8 * 8 + 4 * 2 + 3)
     assert plan.floor_us(device, **shape, base_bytes=4, cache_bytes=4) == pytest.approx(128 + 8 * 12 + 4 * 2 + 3)
+
+
+def test_every_rank_fills_the_whole_cache_and_waits_for_a_hop_a_position() -> None:
+    shape = {"vocab_size": 1_000_000, "rank_dim": 64, "num_steps": 4, "rows": 2}
+    device = DEVICES["h200"].model_copy(update={"hbm_bytes_per_s": 1e12, "grid_barrier_us": 2.0, "rank_hop_us": 0.5})
+    alone = plan.floor_us(device, **shape)
+    assert plan.floor_us(device, **shape, cache_columns=3_000_000) == pytest.approx(alone + 8 * 2 * 2)
+    assert [plan.floor_us(device, **shape, ranks=ranks) - alone for ranks in (1, 2, 8)] == pytest.approx([0, 2, 2])
+
+
+@pytest.mark.parametrize("model", ["deepseek_v41", "gemma4_26b_a4b"])
+def test_the_plans_floor_is_the_one_that_timings_are_compared_with(model: str) -> None:
+    made = plan.plan_model(read_spec(ROOT / "specs" / f"{model}.toml"), DEVICES)
+    vocabulary, draft = made.spec.vocabulary, made.spec.draft
+    for line in (x for x in made.lines if x.device == "h200"):
+        sizes = floors.Sizes(vocabulary.draft, vocabulary.target, 256, draft.num_steps, line.row_slots, 2, 2)
+        timed = floors.chain_floor_us(DEVICES["h200"], sizes)
+        if line.tp > 1:
+            timed = floors.rank_floor_us(DEVICES["h200"], sizes, line.tp)
+            hops = f"{draft.num_steps} hops to another GPU of 0.7 us (measured)"
+        assert plan.numbers(made, line).floor_us == pytest.approx(timed)
+        assert line.tp == 1 or hops in plan.reasons(made, line)["floor_us"]
+        assert line.tp > 1 or "hops" not in plan.reasons(made, line)["floor_us"]
 
 
 # --- what is shown ---

@@ -169,6 +169,7 @@ def test_weights_in_another_type_say_what_to_write() -> None:
         ("hbm_bytes_per_s = 4300.0", "must be at least 1e+11 (got 4300.0): in bytes per second"),
         ("l2_bytes_per_s = 8.3", "must be at least 1e+11 (got 8.3): in bytes per second"),
         ("grid_barrier_us = 930.0", "must be at most 100 (got 930.0): in microseconds"),
+        ("rank_hop_us = 7e-7", "must be at least 0.05 (got 7e-07): in microseconds"),
         ("launch_us = 3.0e-6", "must be at least 0.1 (got 3e-06): in microseconds"),
         ("clock_hz = 1980.0", "must be at least 1e+08 (got 1980.0): in hertz"),
     ],
@@ -191,7 +192,7 @@ def test_device_errors(tmp_path: Path) -> None:
         read_device(path)
     assert [(problem.line, problem.key, problem.message) for problem in error.value.problems] == [
         (3, "arch", 'must be "sm_90a" for compute capability 9.0 (got "sm_100a")'),
-        (16, "provenance", "must mark every number; clock_hz is missing"),
+        (17, "provenance", "must mark every number; clock_hz is missing"),
     ]
     path = path.rename(tmp_path / "h300.toml")
     path.write_text((ROOT / "specs" / "devices" / "h200.toml").read_text())
