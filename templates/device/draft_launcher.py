@@ -110,7 +110,8 @@ class DraftLauncher:
             except ValueError as error:
                 if kernel == "fused":
                     raise
-                declined = str(error)
+                # Whoever reads the reason is told the kernel beside it.
+                declined = str(error).removeprefix(f"{self.config.MODEL}: no {kernel} sampler: ")
         self.declined[kernel] = str(declined)
         log.info("%s: no batch takes %s: %s", self.config.MODEL, kernel, declined)
         return None

@@ -16,12 +16,9 @@ INTERPRETER_BLOCK = 8192  # the interpreter's cost is per program more than per 
 MASK_BLOCK = 4096  # cache entries that a program of the mask fills
 NUM_WARPS = 4
 ROW_TILE = 16  # request rows of a program: columns of a tensor-core tile
-VECTOR_BYTES = 16  # alignment of weight rows
+VECTOR_BYTES = 16  # alignment of weight rows, and of the mask's stores
 WIDEST_RANK_TILE = 128
 LARGEST_STRIDE = 2**31 - 1  # query_per_row and token_stride are 32-bit in the kernel
-RUNTIME_ARGUMENTS = range(
-    22
-)  # places of a kernel's arguments; its compile-time constants, behind them, are not affected
 ARGUMENT_TYPES = {
     "head": "*bf16",
     "embed": "*bf16",
@@ -237,7 +234,9 @@ class FusedLauncher:
 
     def _mask(self, logits_cache: torch.Tensor, idx_mapping: torch.Tensor, samples: int) -> None:
         """Fill the rows that a call writes with -inf, what ids without a draft id keep."""
-        mask_rows[triton.cdiv(self.config.VOCAB_SIZE, MASK_BLOCK), samples](
+        # Entries by which a row can begin behind the start of its first vector.
+        shifted = VECTOR_BYTES // logits_cache.element_size() - 1
+        mask_rows[triton.cdiv(self.config.VOCAB_SIZE + shifted, MASK_BLOCK), samples](
             logits_cache,
             logits_cache.stride(0),
             logits_cache.stride(1),

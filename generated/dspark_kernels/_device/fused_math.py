@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .score_math import LARGEST_ID, pad_order, widen_bf16
 
-VECTOR_BYTES = tl.constexpr(16)  # alignment of weight rows
+VECTOR_BYTES = tl.constexpr(16)  # alignment of weight rows, and of the mask's stores
 KEY_TILE = tl.constexpr(128)  # programs whose candidates the last one reads at a time
 
 
@@ -105,10 +105,24 @@ def mask_rows(
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Fill a call's rows of the logits cache with -inf, one program a block of ids and sample: ids without a draft id keep it."""
+    """Fill a call's rows of the logits cache with -inf, one program a block of ids and sample: ids without a draft id keep it.
+
+    The stores are aligned vectors wherever a row starts; a block is shifted down to where the row's first vector begins, so there is
+    one block more than BLOCK divides the vocabulary into where the last one does not reach.
+    """
+    ENTRY_BYTES: tl.constexpr = cache.dtype.element_ty.primitive_bitwidth // 8
+    ENTRIES: tl.constexpr = VECTOR_BYTES // ENTRY_BYTES
     sample = tl.program_id(1).to(tl.int64)
     state = tl.load(idx_mapping + sample)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = cache + state * cache_req_stride + (sample % NUM_STEPS) * cache_step_stride
-    masked = tl.full([BLOCK], float("-inf"), tl.float32).to(cache.dtype.element_ty)
-    tl.store(row + column, masked, mask=(column < VOCAB_SIZE) & (state >= 0))
+    # Entries of the first vector that are not the row's.
+    before = ((row.to(tl.int64) % VECTOR_BYTES) // ENTRY_BYTES).to(tl.int32)
+    start = tl.multiple_of(row - before, VECTOR_BYTES)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK // ENTRIES)[:, None] * ENTRIES
+    entry = tl.arange(0, ENTRIES)[None, :]
+    whole = (place >= before) & (place + ENTRIES <= before + VOCAB_SIZE)
+    masked = tl.full([BLOCK // ENTRIES, ENTRIES], float("-inf"), tl.float32).to(cache.dtype.element_ty)
+    tl.store(start + (place + entry), masked, mask=whole & (state >= 0))
+    if (tl.program_id(0) == 0) | ((tl.program_id(0) + 1) * BLOCK > before + VOCAB_SIZE):
+        inside = (place + entry >= before) & (place + entry < before + VOCAB_SIZE)
+        tl.store(start + (place + entry), masked, mask=inside & (whole == 0) & (state >= 0))
