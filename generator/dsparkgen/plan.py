@@ -28,6 +28,7 @@ SPARE_CHUNKS = 4  # of these, left free where nothing is streamed
 BUSY_CHUNKS = 2  # of these, left free in builds whose entries take more registers
 CAPPED_ROWS = 4  # row slots whose tanh of a sum takes BUSY_CHUNKS too where tiles are streamed
 SPARE_WITH_RANKS = 2  # of these, left free where tiles are streamed and logits go to other ranks
+SPARE_DIRECT = 1  # of these, left free where lanes load their own fragments from memory
 MOST_WITHOUT_RING = 2  # register tiles a warp where nothing is streamed
 WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
 ROW_SLOTS = (1, 2, 4, 8)  # builds by the most request rows they serve
@@ -41,6 +42,7 @@ RING_TILES = {
 RING_BYTES = 64 * 1024  # of the ring at least, where tiles are small: under way and being read at 8.3 TB/s
 SMALLEST_RING = 4
 STAGED_TILES = {1: 4, 2: 4, 4: 4, 8: 3}  # by row slots: tiles whose inputs a warp stages, about 2 us of work
+STAGED_LARGE_TILES = 2  # the same of tiles of more than plan_line.STAGED_CHUNKS chunks
 L2_WHOLE = 0.75  # of L2: so many bytes of streamed tiles it keeps whole (45 MB of 60 MB on an H200)
 L2_SHARE = 0.62  # of L2 that is asked to keep some of more streamed tiles: 36 of 89 a CTA beat 24, 28 and 32 on an H200
 BYTES = {"bf16": 2, "fp32": 4}
@@ -224,11 +226,17 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
     chunks = layout.chunks_of(spec.markov.rank_dim)
     fewer = FEWER_REGISTER_CHUNKS.get(device.arch, 0)
     budget = REGISTER_CHUNKS - (2 * fewer if line.row_slots == WIDE_ROWS else fewer)
+    direct = not layout.stages_register_tiles(spec.markov.rank_dim)
     # A wide build's tanh, or its target ids, takes registers of its own; where everything stays on the chip, those of a second tile.
-    busy = line.row_slots == WIDE_ROWS and (spec.logits.transform.placement != "none" or spec.vocabulary.d2t)
+    busy = spec.logits.transform.placement != "none" or spec.vocabulary.d2t
+    busy = busy and (line.row_slots == WIDE_ROWS or direct)
     halved = spec.markov.rank_dim % layout.CHUNK_DIMS != 0  # a row's last chunk is a half, which takes selections
     budget -= BUSY_CHUNKS * (busy + halved)
-    ahead = min(STAGED_TILES[line.row_slots], -(-line.tiles // line.warps))
+    if direct:
+        # What several ranks need beside these loads spills: all tiles in shared memory then.
+        budget = budget - SPARE_DIRECT if line.tp == 1 else 0
+    ahead = STAGED_LARGE_TILES if direct else STAGED_TILES[line.row_slots]
+    ahead = min(ahead, -(-line.tiles // line.warps))
 
     def taken(x: Any) -> int:
         return shared_bytes(line._replace(**{base_dtype: x}), spec, base_dtype)
@@ -239,6 +247,8 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
         placed = line._replace(**{base_dtype: x})
         return layout.most_items(placed, BYTES[base_dtype]) <= layout.MOST_ITEMS
 
+    if direct and fits(Residency(0, 0, line.tiles, 0, ahead, 0)):
+        return Residency(0, 0, line.tiles, 0, ahead, 0)  # by bulk copies, which beat the loads of lanes
     # Where everything stays on the chip anyway, few register tiles do: no more than every warp has, and some chunks fewer. They come in
     # one after the other, so the second one waits for the first; and with more of them the compiler spills.
     most = min(-(-budget // chunks), -(-line.tiles // line.warps))
@@ -263,8 +273,10 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
             device.smem_per_block_bytes,
             key=lambda slots: taken(Residency(tiles, in_registers, slots, 0, ahead, 0)),
         )
-        for slots in range(room - 1, SMALLEST_RING - 1, -1):
-            ring = min(slots, ring_slots(spec.markov.rank_dim, line.row_slots))
+        # With 8 row slots, register tiles that lanes load for themselves and no resident tile the compiler spills.
+        apart = int(direct and tiles > 0 and line.row_slots == WIDE_ROWS)
+        for slots in range(room - 1, SMALLEST_RING + apart - 1, -1):
+            ring = min(slots - apart, ring_slots(spec.markov.rank_dim, line.row_slots))
             keep = kept_tiles(need - slots + ring, spec.markov.rank_dim, device)
             placed = Residency(tiles, in_registers, slots - ring, ring, ahead, keep)
             if fits(placed):
@@ -368,7 +380,12 @@ def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
         "warps": f"{WARPS}: 3 a scheduler with 168 registers a lane",
         "tiles": f"ceil(ceil({plan.shards[line.tp]} / {TILE_ROWS}) / {line.ctas}): contiguous, balanced to one tile",
         "register_tiles": f"{placed.register_tiles} a warp, {placed.register_chunks} of {chunks} chunks in registers "
-        f"({placed.register_tiles * placed.register_chunks * 8} words a lane), the rest in shared memory",
+        f"({placed.register_tiles * placed.register_chunks * 8} words a lane), the rest in shared memory; "
+        + (
+            "through a slot of each warp"
+            if layout.stages_register_tiles(spec.markov.rank_dim)
+            else "by loads of each lane"
+        ),
         "resident": f"what is left of {device.smem_per_block_bytes} bytes beside the ring, {line.row_slots} row(s) of staged inputs "
         "and the embeddings",
         "ring": f"{placed.ring * layout.slot_bytes(spec.markov.rank_dim) // 1024} KiB under way or being read, so that L2 gives "

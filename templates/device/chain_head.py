@@ -2,7 +2,8 @@
 
 A CTA's tiles come in the order [streamed | resident in shared memory | resident in registers], and tile t belongs to warp t % warps.
 Slots 0 .. ring - 1 of shared memory are the ring: streamed tile t passes through slot t % ring. The slots behind hold resident tiles.
-Everything comes by bulk copy, register tiles too, so that no load instruction waits for memory.
+Everything comes by bulk copy, register tiles too, so that no load instruction waits for memory. But of tiles of more than STAGED_CHUNKS
+chunks, of which a slot a warp would leave no room for others, each lane loads its own fragments.
 
 Positions go through the streamed tiles forth and back by turns. On the way up a slot's next tile is tile + ring, on the way down tile - ring;
 who has read a slot refills it, whoever reads it next. So the last tiles of a position stay in the ring, and the next one begins with them:
@@ -39,7 +40,8 @@ class Head:
         self.tile = head_tiles.TileShape(rank_dim)
         self.residency = plan_line.residency(line, base_bytes)
         self.ring = self.residency.ring
-        self.slots = plan_line.slot_count(line, base_bytes)
+        self.slots = plan_line.slot_count(line, rank_dim, base_bytes)
+        self.stages = self.residency.register_tiles > 0 and plan_line.stages_register_tiles(rank_dim)
         self.stage_slot = self.slots - line.warps  # register tiles come in through the last slots, one a warp
         in_registers = self.residency.register_tiles * line.warps
         self.most_streamed = max(line.tiles - in_registers - self.residency.resident, 0)
@@ -112,8 +114,15 @@ class Head:
         if (c.lane == 0) & here:
             self.fill(c, slot, tile, self.tile_bar(c, tile), (slot < self.ring) & self.kept(tile))
 
+    def load_register_tiles(self, c) -> None:
+        """Brings the warp's register tiles in."""
+        if self.stages:
+            self.load_staged(c)
+        else:
+            self.fetch_fragments(c)
+
     @cute.jit
-    def load_register_tiles(self, c):
+    def load_staged(self, c):
         """Brings the warp's register tiles in through its staging slot, one after the other, then settles that slot."""
         source = c.smem + c.stage_slot * self.tile.slot_bytes + c.fragment
         for i in cutlass.range_constexpr(self.residency.register_tiles):
@@ -137,6 +146,43 @@ class Head:
                     self.settle(c, c.stage_slot)
         if c.my_register == 0:
             self.settle(c, c.stage_slot)
+
+    def fragment_source(self, c, i: int, q: int, group: int):
+        """Where the lane's 16 bytes of a chunk of register tile i lie in memory, and whether they exist: else they are zeros."""
+        row = (c.first_register + i * self.line.warps) * TILE_ROWS + head_tiles.fragment_row(c.lane, group)
+        here = row < c.span
+        if self.tile.ends_half and q + 1 == self.tile.chunks:
+            here = here & (c.lane % 4 < 2)
+        return c.head + Int64(row * self.tile.row_bytes + c.lane % 4 * 16) + q * plan_line.CHUNK_BYTES, here
+
+    @cute.jit
+    def fetch_parked(self, c):
+        """Starts loading the chunks of the warp's register tiles that lie in shared memory, as one copy group, older than those of all inputs:
+        whoever has waited for inputs has waited for it. A lane reads only what it copied itself."""
+        for i in cutlass.range_constexpr(self.residency.register_tiles):
+            if i < c.my_register:
+                for q in cutlass.range_constexpr(self.residency.register_chunks, self.tile.chunks):
+                    for group in cutlass.range_constexpr(head_tiles.GROUPS):
+                        source, here = self.fragment_source(c, i, q, group)
+                        nbytes = ptx.select(here, Int32(16), Int32(0))
+                        ptx.copy_async_16_of_if(Boolean(True), self.parked(c, i, q, group), source, nbytes)
+        ptx.copy_async_commit()
+
+    @cute.jit
+    def fetch_fragments(self, c):
+        """Starts loading the chunks that live in registers, each lane its own fragments; it waits for them where it first uses them.
+
+        Behind the setup, when the first bulk copies have come in: all at once take longer.
+        """
+        for i in cutlass.range_constexpr(self.residency.register_tiles):
+            if i < c.my_register:
+                for q in cutlass.range_constexpr(self.residency.register_chunks):
+                    for group in cutlass.range_constexpr(head_tiles.GROUPS):
+                        source, here = self.fragment_source(c, i, q, group)
+                        x = ptx.ldg_head_b128(here, source)
+                        at = ((i * self.residency.register_chunks + q) * head_tiles.GROUPS + group) * 4
+                        for j in cutlass.range_constexpr(4):
+                            c.fragments[at + j] = x[j]
 
     def parked(self, c, i: int, q: int, group: int) -> Int32:
         """Address of the lane's 16 bytes of a register tile's chunk that lies in shared memory."""

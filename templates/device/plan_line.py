@@ -37,6 +37,7 @@ class PlanLine(NamedTuple):
 TILE_ROWS = 16  # vocabulary rows of a tile: the 16 rows of two groups of m16n8k16 (head_tiles.py)
 CHUNK_DIMS = 32  # rank dimensions of a chunk: 64 bytes of a head row
 CHUNK_BYTES = 64  # of a row: 32 rank dimensions
+STAGED_CHUNKS = 12  # of a tile at most that comes into registers through a slot of its warp: so many slots of larger ones leave no room
 BANK_SHIFT = 64  # bytes between the two halves of a tile in shared memory
 MBARRIER_BYTES = 8
 KEY_BYTES = 8
@@ -89,10 +90,16 @@ def stage_bytes(base_bytes: int) -> int:
     return TILE_ROWS * (NOISE_BYTES + base_bytes)
 
 
-def slot_count(line: PlanLine, base_bytes: int) -> int:
-    """Slots of a CTA. Register tiles come in through the last slots, one a warp, so these must exist."""
+def stages_register_tiles(rank_dim: int) -> bool:
+    """Whether register tiles come in through slots; else each lane loads its own fragments from memory."""
+    return chunks_of(rank_dim) <= STAGED_CHUNKS
+
+
+def slot_count(line: PlanLine, rank_dim: int, base_bytes: int) -> int:
+    """Slots of a CTA. Register tiles that come in through slots take the last ones, one a warp, so these must exist."""
     x = residency(line, base_bytes)
-    return max(x.ring + x.resident, line.warps if x.register_tiles else 0)
+    staged = x.register_tiles > 0 and stages_register_tiles(rank_dim)
+    return max(x.ring + x.resident, line.warps if staged else 0)
 
 
 def shared_tiles(line: PlanLine, base_bytes: int) -> int:
@@ -121,7 +128,7 @@ def shared_layout(line: PlanLine, rank_dim: int, num_steps: int, base_bytes: int
     """Where everything lies, for one plan line and base logits of `base_bytes` (2 or 4) an entry."""
     x = residency(line, base_bytes)
     parked_chunks = chunks_of(rank_dim) - x.register_chunks if x.register_tiles else 0
-    slots = slot_count(line, base_bytes)
+    slots = slot_count(line, rank_dim, base_bytes)
     sizes = (
         slots * slot_bytes(rank_dim),
         2 * CHUNK_DIMS * chunks_of(rank_dim) * line.row_slots,
@@ -182,6 +189,10 @@ def emulated(line: PlanLine, world: int, shard_width: int, vocab_size: int, rank
 def _with_spare(line: PlanLine, x: Residency, rank_dim: int) -> Residency:
     """A residency with fewer chunks of each register tile in registers, which the addresses of the CTA's own rank take, and more tiles streamed,
     through a smaller ring if need be, in exchange for their place in shared memory. Where nothing is streamed there are registers to spare."""
+    if x.register_tiles and not stages_register_tiles(rank_dim):
+        # Lanes that load their own fragments have no registers for these addresses: what was parked becomes room for resident tiles.
+        parked = line.warps * x.register_tiles * (chunks_of(rank_dim) - x.register_chunks) * TILE_ROWS * CHUNK_BYTES
+        return x._replace(register_tiles=0, register_chunks=0, resident=x.resident + parked // slot_bytes(rank_dim))
     parked = EMULATED_SPARE_CHUNKS * line.warps * x.register_tiles * TILE_ROWS * CHUNK_BYTES
     slots = -(-parked // slot_bytes(rank_dim))
     ring = x.ring - max(slots - x.resident, 0)

@@ -174,6 +174,19 @@ def ldg_b128(address: Int64, *, loc=None, ip=None) -> list[Uint32]:
 
 
 @dsl_user_op
+def ldg_head_b128(condition: Boolean, address: Int64, *, loc=None, ip=None) -> list[Uint32]:
+    """Where the condition holds, 16 bytes of the Markov head that are read once, else zeros. They are waited for at their first use."""
+    out = llvm.StructType.get_literal([T.i32()] * 4)
+    text = (
+        "{\n.reg .pred p;\n" + _READ_ONCE + "setp.ne.b32 p, $5, 0;\n"
+        "mov.b32 $0, 0;\nmov.b32 $1, 0;\nmov.b32 $2, 0;\nmov.b32 $3, 0;\n"
+        "@p ld.global.nc.L1::no_allocate.L2::cache_hint.v4.b32 {$0, $1, $2, $3}, [$4], once;\n}"
+    )
+    x = _asm(out, [address, Int32(condition)], text, "=&r,=&r,=&r,=&r,l,r", loc=loc, ip=ip)
+    return _unpack(x, 4, T.i32(), Uint32, loc=loc, ip=ip)
+
+
+@dsl_user_op
 def ldg_b32(address: Int64, *, loc=None, ip=None) -> Uint32:
     return Uint32(_asm(T.i32(), [address], "ld.global.b32 $0, [$1];", "=r,l", loc=loc, ip=ip))
 

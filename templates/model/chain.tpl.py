@@ -249,7 +249,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         cute.arch.mbarrier_init_fence()
         cute.arch.fence_proxy("async.shared", space="cta")  # the copy engine sees the barriers
         cute.arch.sync_warp()
-        if cutlass.const_expr(self.residency.register_tiles > 0):
+        if cutlass.const_expr(self.stages):
             for slot in cutlass.range(warp, self.stage_slot, line.warps, unroll=1):
                 self.settle(c, slot)
             if (lane == 0) & (my_register > 0):
@@ -257,6 +257,8 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         else:
             for slot in cutlass.range(warp, self.slots, line.warps, unroll=1):
                 self.settle(c, slot)
+        if cutlass.const_expr(self.residency.register_tiles > 0 and not self.stages):
+            self.fetch_parked(c)
         if cutlass.const_expr(self.pdl and self.residency.register_tiles > 0):
             self.load_register_tiles(c)
         cute.arch.griddepcontrol_wait()

@@ -274,10 +274,10 @@ class _Turns:
 
 @dataclass
 class _Staged:
-    """The first entries of a tile's noise or base logits of request row 0, in their staging."""
+    """The first entries of a tile's noise or base logits of request row 0 in their staging, or a parked chunk of the head."""
 
     warp: int
-    first: _Value
+    first: Any  # _Value; of a parked chunk its byte of the head
     arrived: bool = False
 
 
@@ -325,7 +325,7 @@ class _Machine(ModuleType):
         self.slots: dict[int, _Slot] = {}
         self.barriers: dict[int, _Barrier] = {}
         self.under_way: list[_Barrier] = []  # whose fills have been started whole
-        self.parked: dict[int, Any] = {}
+        self.parked: dict[int, _Staged] = {}
         self.staged: dict[int, _Staged] = {}
         self.orders: dict[int, tuple[int, int]] = {}
         self.other_lane = False
@@ -350,12 +350,20 @@ class _Machine(ModuleType):
             assert (rest, row) == (0, 0)
             cache = CACHE + (step * self.pitch + self.first_column) * self.cache_bytes
             return [cache & 0xFFFF_FFFF, cache >> 32, 1.0, self.kernel.staged_mark(self.context, row, step, 0)]
-        return self.parked.get(address, [None] * 4)  # a parked chunk, or an embedding
+        if self._region(address) == "embedding":
+            return [None] * 4
+        assert address in self.parked, "a parked chunk that nobody stored"
+        assert self.parked[address].arrived, "a parked chunk is read before its copy was waited for"
+        return [self.parked[address].first] * 4
 
     def sts_b128(self, address: int, x: list[Any]) -> None:
+        self._park(address, x[0]).arrived = True
+
+    def _park(self, address: int, source: Any) -> _Staged:
         assert self._region(address) == "parked", "a parked chunk lies outside its place"
         assert address not in self.parked, "two parked chunks share a place"
-        self.parked[address] = x
+        self.parked[address] = _Staged(self.warp, source)
+        return self.parked[address]
 
     def lds_b64(self, address: int) -> list[Any]:
         if self._region(address) == "inputs":
@@ -416,6 +424,10 @@ class _Machine(ModuleType):
 
     def copy_async_16_of(self, dst: int, src: int, nbytes: int) -> None:
         assert 0 <= nbytes <= 16 and dst % 16 == 0 and src % 16 == 0
+        if self._region(dst) == "parked":
+            assert nbytes in (0, 16)
+            self.open[self.warp].append(self._park(dst, self._head_source(nbytes > 0, src)))
+            return
         staged = self._stage(dst, src, nbytes)
         if staged is not None:
             assert nbytes > 0
@@ -439,6 +451,16 @@ class _Machine(ModuleType):
         return staged.first
 
     # The head
+
+    def _head_source(self, exists: bool, address: int) -> int | None:
+        """The byte of the head at an address; None where nothing is read."""
+        if not exists:
+            return None
+        assert 0 <= address - HEAD <= self.width * self.row_bytes - 16, "reads beyond the head"
+        return address - HEAD
+
+    def ldg_head_b128(self, condition: bool, address: int) -> list[int | None]:
+        return [self._head_source(condition, address)] * 4
 
     def _barrier(self, bar: int) -> _Barrier:
         number, rest = divmod(bar - SMEM - self.kernel.shared.barriers, 8)

@@ -74,7 +74,7 @@ def check_line(spec: ModelSpec, line: Any) -> None:
         assert placed.register_chunks * placed.register_tiles <= plan.REGISTER_CHUNKS
         assert placed.register_chunks <= plan.layout.chunks_of(spec.markov.rank_dim)
         assert plan.layout.most_items(line, plan.BYTES[dtype]) <= plan.layout.MOST_ITEMS
-        slots = plan.layout.slot_count(line, plan.BYTES[dtype])
+        slots = plan.layout.slot_count(line, spec.markov.rank_dim, plan.BYTES[dtype])
         assert slots >= placed.ring + placed.resident
 
 
@@ -256,6 +256,66 @@ def test_the_simulation_notices_damage(damage: Callable[[Any], None]) -> None:
     damage(simulator.kernel_type)
     with pytest.raises(AssertionError):
         simulator.run(7)
+
+
+def _no_parked(kernel: Any) -> None:
+    kernel.fetch_parked = lambda self, c: None
+
+
+def _unwaited_parked(kernel: Any) -> None:
+    """With 8 row slots inputs are waited for behind the product, too late for what it reads."""
+    ptx = kernel.multiply_tiles.__globals__["ptx"]
+    wait = ptx.copy_async_wait
+    ptx.copy_async_wait = lambda pending: None if pending == plan.STAGED_LARGE_TILES else wait(pending)
+
+
+def _wrong_fragments(kernel: Any) -> None:
+    original = kernel.fragment_source
+
+    def source(self: Any, c: Any, i: int, q: int, group: int) -> tuple[int, bool]:
+        return original(self, c, i, q, 1 - group)
+
+    kernel.fragment_source = source
+
+
+@pytest.mark.parametrize(
+    ("damage", "slots"),
+    [(_no_parked, 1), (_no_parked, 8), (_unwaited_parked, 8), (_wrong_fragments, 1), (_wrong_fragments, 8)],
+)
+def test_the_simulation_notices_damage_to_large_register_tiles(damage: Callable[[Any], None], slots: int) -> None:
+    """Tiles whose fragments each lane loads for itself, some chunks into shared memory."""
+    spec = make_spec(129280, 512, 2, 8, (1,))
+    line = plan.plan_model(spec, {"h200": DEVICES["h200"]}).line("h200", 1, slots)
+    simulator = chain_simulator.Simulator(
+        rank_dim=512, num_steps=2, vocab_size=129280, line=line, base_dtype="bf16", width=129280
+    )
+    assert line.bf16.register_tiles == 1 and 0 < line.bf16.register_chunks < 16
+    simulator.run(7)
+    damage(simulator.kernel_type)
+    with pytest.raises(AssertionError):
+        simulator.run(7)
+
+
+@pytest.mark.parametrize("rank_dim", [384, 400, 448, 512])
+@pytest.mark.parametrize("slots", plan.ROW_SLOTS)
+def test_every_warp_has_a_register_tile_whatever_the_rank(rank_dim: int, slots: int) -> None:
+    """On one GPU. Twelve slots to bring tiles of 16 KB in through would leave no room for what is parked."""
+    spec = make_spec(129280, rank_dim, 5, 8, (1,))
+    line = plan.plan_model(spec, {"h200": DEVICES["h200"]}).line("h200", 1, slots)
+    assert line.bf16.register_tiles == line.fp32.register_tiles == 1
+    assert plan.numbers(plan.plan_model(spec, {"h200": DEVICES["h200"]}), line).register_tiles == plan.WARPS
+
+
+@pytest.mark.parametrize("slots", plan.ROW_SLOTS)
+def test_emulated_ranks_have_no_large_register_tiles(slots: int) -> None:
+    """What was parked of them holds resident tiles instead, in no more shared memory."""
+    spec = make_spec(129280, 512, 5, 8, (1,))
+    line = plan.plan_model(spec, {"h200": DEVICES["h200"]}).line("h200", 1, slots)
+    found = plan.layout.emulated(line, 2, 64640, 129280, 512, 5)
+    assert found.bf16.register_tiles == 0 and found.bf16.ring == line.bf16.ring
+    assert found.bf16.resident > line.bf16.resident
+    smaller = found._replace(tp=1)  # the addresses of two ranks take some more
+    assert plan.layout.shared_layout(smaller, 512, 5, 2).total <= line.shared_bytes
 
 
 # --- floors ---

@@ -71,7 +71,7 @@ def test_every_line_fits_and_keeps_the_devices_ctas(device: DeviceSpec, builds: 
         assert placed.register_tiles * placed.register_chunks <= plan.REGISTER_CHUNKS
         assert placed.ahead >= 1
         # One lane a warp makes the barriers of what it loads first.
-        assert plan.layout.slot_count(line, base_bytes) <= 32 * line.warps
+        assert plan.layout.slot_count(line, build.rank_dim, base_bytes) <= 32 * line.warps
         streamed = line.tiles - min(line.tiles, placed.register_tiles * line.warps) - placed.resident
         assert streamed <= 0 or placed.ring > 0, build.title
 

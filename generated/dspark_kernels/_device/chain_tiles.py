@@ -39,6 +39,8 @@ class Tiles:
         """`count` register tiles of the warp from its `first` on."""
         for i in cutlass.range_constexpr(self.residency.register_tiles):
             if (i >= first) & (i < first + count) & (i < c.my_register):
+                if cutlass.const_expr(self.wide and not self.stages):
+                    ptx.copy_async_wait(self.residency.ahead)  # all but the inputs under way: parked chunks are there
                 acc, loaded = self.multiply_register_tile(c, i, partial(self.load_early, c, step, item + i - first))
                 if cutlass.const_expr(self.wide):
                     loaded = self.load_entries(c, step, item + i - first)

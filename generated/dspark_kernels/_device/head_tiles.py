@@ -43,6 +43,12 @@ def fragment_offset(shape: TileShape, lane: Int32) -> Int32:
     return (g % 2) * (shape.half_bytes + BANK_SHIFT) + (g // 2) * (2 * shape.row_bytes) + t * 16
 
 
+def fragment_row(lane: Int32, group: int) -> Int32:
+    """The row of the tile whose bytes the lane's fragments of that group are."""
+    g = lane // 4
+    return (g % 2) * (TILE_ROWS // 2) + (g // 2) * 2 + group
+
+
 def load_fragments(shape: TileShape, address: Int32, chunk: int, lane: Int32) -> list:
     """The A fragments of both groups of one chunk. `address`: of the lane's first 16 bytes in the slot."""
     at = address + chunk * CHUNK_BYTES
