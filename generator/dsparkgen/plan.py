@@ -114,12 +114,6 @@ class ModelPlan:
         return None if cap is None else fp32(1.0 / cap)
 
     @property
-    def fills_rest(self) -> bool:
-        """Whether cache rows have columns that nothing drafts."""
-        spec = self.spec
-        return bool(spec.logits.cache_dtypes) and (spec.vocabulary.d2t or self.drawn < spec.vocabulary.target)
-
-    @property
     def chain_formula(self) -> str:
         """How the chain's docstring puts logits and scores."""
         placement = self.spec.logits.transform.placement

@@ -213,8 +213,10 @@ class Ranks(rank_exchange.RankExchange):
     # ---- logits of other ranks
 
     def staged_mark(self, c, row: Int32, step: Int32, state: Int64) -> Uint32:
-        """The row table's last word: 0 for a padding row, whose logits are not stored; else not 0, and with several ranks one more than
-        the byte offset, in a source's staging, of the row at that position in the CTA's first tile."""
+        """The row table's last word: 0 for a padding row, whose logits are not stored; else not 0, and where logits are staged one more than
+        the byte offset, in the own or a source's staging, of the row at that position in the CTA's first tile."""
+        if self.composes:
+            return ptx.select(state >= 0, self.staged_place(c, row, step) + Uint32(1), Uint32(0))
         if self.world == 1:
             return Uint32(state >= 0)
         tile = step * c.shard_tiles + c.first_column // TILE_ROWS

@@ -3,8 +3,8 @@
 The transform's steps and their roundings are the engine's tensor operations: a factor, a division by the cap (torch multiplies by
 the reciprocal), tanh, and the cap as a factor, each of them fp32 arithmetic whose result has the dtype of the tensor it works on.
 
-With a d2t tensor, keys carry target ids, and the cache's row is as wide as the target vocabulary: a logit goes to its target's column,
-and the columns that nothing drafts become -inf. So do those at or above the sampling limit.
+With a d2t tensor, keys carry target ids, and the cache's row is as wide as the target vocabulary: a logit goes to its target's column.
+chain_fill.py fills the columns that nothing drafts, and those at or above the sampling limit.
 """
 
 from types import ModuleType
@@ -13,14 +13,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 
-from . import head_tiles, keys, ptx, score_ops
+from . import head_tiles, keys, plan_line, ptx, score_ops
 
 LANES = 32
 ID_BYTES = 4  # int32
-PIECE_COLUMNS = 8  # cache columns that one lane fills at a time
 WORD_BYTES = 4
 BF16_BYTES = 2
-MINUS_INFINITY = {2: 0xFF80FF80, 4: 0xFF800000}  # a 32-bit word of them, by bytes of an entry
 
 
 class Scores:
@@ -98,22 +96,29 @@ class Scores:
         draft = c.first_token + (cutlass.min(at, c.span - 1) if self.line.partial else at)
         return Int32(ptx.ldg_b32(c.target_ids + Int64(draft) * ID_BYTES))
 
+    def load_targets(self, c, item: Int32) -> list[Int32]:
+        """The token ids of the lane's entries of the warp's item-th tile, where they are not the columns; asked for ahead of their use."""
+        if not (self.maps_ids and self.draws):
+            return []
+        tile = Int32(ptx.lds_u16(c.order + item * plan_line.ORDER_BYTES))
+        at = tile * plan_line.TILE_ROWS + head_tiles.bias_entry(self.rows, c.lane)
+        return [self.target_id(c, at + e) for e in range(self.entries)]
+
     @cute.jit
-    def finish_targets(self, c, live: Boolean, at: Int32, state, noise, logits, words):
+    def finish_targets(self, c, live: Boolean, at: Int32, targets, state, noise, logits, words):
         """The lane's entries of one row from the CTA's `at`-th column on, by target ids: their cache entries and the best key.
 
         The map need not rise, so equal scores are settled by comparing whole keys."""
-        row = Int64((Uint64(state[1]) << Uint64(32)) | Uint64(state[0]))
         temperature = ptx.float_of(state[2])
         top, low = Uint32(0), Uint32(0)
         for e in cutlass.range_constexpr(self.entries):
-            target = self.target_id(c, at + e)
+            target = targets[e]
             there = live
             if cutlass.const_expr(self.line.partial):
                 there = there & (at + e < c.span)
             if cutlass.const_expr(self.sampling_limit < self.vocab_size):
                 there = there & (target < self.sampling_limit)
-            self.store_entry(there & (state[3] != 0), row + Int64(target) * self.cache_bytes, words, e)
+            self.keep_entry(c, there & (state[3] != 0), state, at + e, target, words, e)
             score = self.score(logits[e], noise[e], temperature)
             rank = ptx.select(there, keys.ordered(score), Uint32(0))
             top, low = keys.larger(rank, keys.low_word(target, self.id_bits), top, low)
@@ -126,51 +131,7 @@ class Scores:
         else:
             ptx.stg_words_if(mine, address, [words[e]])
 
-    # ---- cache columns that nothing is drawn from
-
-    @cute.jit
-    def fill_rest(self, c, step: Int32):
-        """-inf into the columns of this position's cache rows that nothing drafts, by the warps that do not gather records.
-
-        Nobody else writes these columns, so the stores need no order. Each CTA fills its part of every row.
-        """
-        warps = self.line.warps - self.rows
-        workers = self.line.ctas * warps * LANES
-        first = (c.cta * warps + c.warp - self.rows) * LANES + c.lane
-        if c.warp >= self.rows:
-            if cutlass.const_expr(self.maps_ids):
-                pieces = (self.vocab_size + PIECE_COLUMNS - 1) // PIECE_COLUMNS
-                for piece in cutlass.range(first, pieces, workers, unroll=1):
-                    self.fill_piece(c, step, piece)
-            else:
-                for column in cutlass.range(self.drawn_columns + first, self.vocab_size, workers, unroll=1):
-                    for row in cutlass.range(c.rows, unroll=1):
-                        written, address = self.cache_row(c, row, step)
-                        self.store_entry(written, address + Int64(column) * self.cache_bytes, self.nothing(), 0)
-
-    @cute.jit
-    def fill_piece(self, c, step: Int32, piece: Int32):
-        """fill_rest of PIECE_COLUMNS columns of every row: whole where no draft id is among them, else by entry."""
-        source = c.draft_ids + Int64(piece) * (PIECE_COLUMNS * ID_BYTES)
-        drafts = [*ptx.ldg_b128(source), *ptx.ldg_b128(source + 16)]  # a negative one: no draft id has this column
-        free = [Int32(x) < 0 for x in drafts]
-        all_free, any_free = free[0], free[0]
-        for j in cutlass.range_constexpr(1, PIECE_COLUMNS):
-            all_free, any_free = all_free & free[j], any_free | free[j]
-        if any_free:
-            for row in cutlass.range(c.rows, unroll=1):
-                written, address = self.cache_row(c, row, step)
-                address = address + Int64(piece) * (PIECE_COLUMNS * self.cache_bytes)
-                whole = written & all_free & (c.cache_vector != 0)
-                for j in cutlass.range_constexpr(0, PIECE_COLUMNS * self.cache_bytes, 2 * WORD_BYTES):
-                    ptx.stg_words_if(whole, address + j, self.nothing())
-                if not whole:
-                    for j in cutlass.range_constexpr(PIECE_COLUMNS):
-                        self.store_entry(written & free[j], address + j * self.cache_bytes, self.nothing(), 0)
-
-    def nothing(self) -> list[Uint32]:
-        """Two words of -inf."""
-        return [Uint32(MINUS_INFINITY[self.cache_bytes])] * 2
+    # ---- rows of the cache
 
     def cache_row(self, c, row: Int32, step: Int32):
         """Whether a row's cache is written at one position, and the address of the row's column 0."""

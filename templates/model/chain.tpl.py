@@ -17,8 +17,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64
 from cutlass.cute.runtime import make_fake_stream
 
-from .._device import chain_agree, chain_head, chain_inputs, chain_ranks, chain_scores, chain_tiles, exchange, head_tiles
-from .._device import keys, plan_line, ptx, rank_exchange
+from .._device import chain_agree, chain_fill, chain_head, chain_inputs, chain_ranks, chain_scores, chain_tiles, exchange
+from .._device import head_tiles, keys, plan_line, ptx, rank_exchange
 from .._device.kernel_image import Description, LaunchShape, parameters
 from .._device.plan_line import PlanLine
 from . import config
@@ -46,7 +46,7 @@ ARGUMENTS = (
     "temperature",  # address, fp32, by request-state index
     "draft_tokens",  # address, int64
     "token_stride",  # elements between two rows of draft_tokens
-    "records",  # address of records_words 64-bit words, zeroed once
+    "records",  # address of the description's records_words 64-bit words, zeroed once
     "epoch",  # address of one int32, zeroed once: launches of this build so far
     "report",  # address of 16 int32 words in pinned host memory
     "timeout_ns",  # bound of every wait; 0: none
@@ -96,7 +96,9 @@ def records_words(line: PlanLine, world: int = 1) -> int:
     return exchange.records_words(line.ctas, exchange.record_stride(line.row_slots))
 
 
-class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, chain_tiles.Tiles, chain_agree.Agreement, chain_ranks.Ranks):
+class ChainKernel(
+    chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, chain_fill.Fill, chain_tiles.Tiles, chain_agree.Agreement, chain_ranks.Ranks
+):
     """One build: a plan line, the base logits' dtype and the cache's dtype, "bf16" or "fp32", None for greedy drafts without one."""
 
     def __init__(
@@ -117,6 +119,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         chain_head.Head.__init__(self, line, RANK_DIM, NUM_STEPS, base_bytes)
         chain_inputs.Inputs.__init__(self, line, RANK_DIM, NUM_STEPS, VOCAB_SIZE, base_bytes, cache_bytes)
         chain_scores.Scores.__init__(self, config)
+        chain_fill.Fill.__init__(self, config, line, world, records_words(line, world))
         chain_agree.Agreement.__init__(self, line, ID_BITS)
         chain_ranks.Ranks.__init__(self, line, world, emulated, check_ranks)
         self.threads = line.warps * LANES
@@ -129,13 +132,15 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         # The exchange needs every CTA resident: a cooperative launch is refused where they are not. A kernel overlaps the one before
         # it without that attribute only; the launcher then checks residency.
         shape = LaunchShape((ctas, 1, 1), self.threads, self.shared.total, cooperative=not self.pdl, pdl=self.pdl)
-        return Description(parameters(ARGUMENTS, NARROW), shape, {"records_words": records_words(self.line, self.world)})
+        words = records_words(self.line, self.world) + self.staging_words
+        return Description(parameters(ARGUMENTS, NARROW), shape, {"records_words": words})
 
     # ---- a tile's 16 entries of each row: cache and candidates
 
     def load_entries(self, c, step: Int32, item: Int32) -> list:
         """What the lane's entries of the tile whose turn it is need beside the bias, per row: whether it is live, column, state words,
         noise, base. Their staging is free then, and the inputs of a later tile start into it."""
+        targets = self.load_targets(c, item)
         self.wait_inputs()
         lane = ptx.opaque_lane(c.lane) if self.wide else c.lane
         first, column = head_tiles.bias_row(self.rows, lane), head_tiles.bias_entry(self.rows, lane)
@@ -146,7 +151,7 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
             staged = c.inputs + (c.stage[0] * self.rows + row) * self.stage_bytes
             noise = self.load_noise(staged + column * NOISE_BYTES)
             base = self.load_base(staged + TILE_ROWS * NOISE_BYTES + column * self.base_bytes)
-            loaded.append((first + h < c.rows, column, state, noise, base))
+            loaded.append((first + h < c.rows, column, state, noise, base, targets))
         self.fetch_inputs_ahead(c, item, step)
         return loaded
 
@@ -169,13 +174,13 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         """The lane's entries of a tile: logits, into the cache where there is one, and the best key against the lane's best so far."""
         biases = head_tiles.biases(self.rows, c.lane, acc)
         for h in cutlass.range_constexpr(self.lane_rows):
-            live, column, state, noise, base = loaded[h]
+            live, column, state, noise, base, targets = loaded[h]
             at = tile * TILE_ROWS + column  # from the CTA's first column
             logits, words = self.round_logits(self.add_bias(base, biases[h]))
             # % if not spec.logits.cache_dtypes
             top, low = self.best_column(c, live, at, logits)
             # % elif spec.vocabulary.d2t
-            top, low = self.finish_targets(c, live, at, state, noise, logits, words)
+            top, low = self.finish_targets(c, live, at, targets, state, noise, logits, words)
             self.stage_logits(c, live & (state[3] != 0), state[3], tile, column, words)
             # % else
             row = Int64((Uint64(state[1]) << Uint64(32)) | Uint64(state[0]))
@@ -273,23 +278,27 @@ class ChainKernel(chain_head.Head, chain_inputs.Inputs, chain_scores.Scores, cha
         self.keep_input_places(c)
         self.fetch_first_inputs(c)
         cute.arch.sync_threads()  # embeddings and row table are there
+        self.prefetch_map(c)
+        self.fill_rows(c)
+        self.wait_for_rows(c, launches)
         if cutlass.const_expr(not self.pdl and self.residency.register_tiles > 0):
             self.load_register_tiles(c)
+        if cutlass.const_expr(self.fills_rows):
+            cute.arch.sync_threads()  # the cache rows' -inf comes before any logit
 
         for step in cutlass.range(NUM_STEPS, unroll=1):
             self.begin_position(c)
             self.multiply_tiles(c, step)
             self.reduce_warp(c)
             cute.arch.sync_threads()  # all keys are there; the embeddings have been read
-            # % if plan.fills_rest
             self.fill_rest(c, step)  # by warps that wait for the exchange
-            # % endif
             sequence = Uint32(launches) * Uint32(NUM_STEPS) + Uint32(step)
             if cutlass.const_expr(self.world > 1):
                 self.agree_ranks(c, step, sequence)
             else:
                 self.agree(c, step, sequence)
                 cute.arch.sync_threads()  # the next embeddings are there
+        self.compose_rows(c, launches)
         if cutlass.const_expr(self.world > 1):
             self.finish_ranks(c, Uint32(launches) * Uint32(NUM_STEPS) + Uint32(NUM_STEPS - 1))
         if (cta == 0) & (tid == 0):

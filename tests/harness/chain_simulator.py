@@ -637,6 +637,7 @@ class Simulator:
         config = ModuleType("config")
         constants = {"RANK_DIM": rank_dim, "NUM_STEPS": num_steps, "VOCAB_SIZE": vocab_size, "ID_BITS": 19}
         constants |= {
+            "DRAFT_VOCAB_SIZE": vocab_size,
             "DRAWN_COLUMNS": first_id + width,
             "SAMPLING_LIMIT": vocab_size,
             "D2T": False,
@@ -652,7 +653,16 @@ class Simulator:
                 for function in functions:
                     assert hasattr(module, function), f"{name}.{function} is gone"
                     setattr(module, function, getattr(self.machine, function))
-        parts = ("reduce_warp", "agree", "agree_ranks", "meet_ranks", "finish_ranks", "fetch_embedding", "load_anchor")
+        parts = (
+            "reduce_warp",
+            "agree",
+            "agree_ranks",
+            "meet_ranks",
+            "finish_ranks",
+            "fetch_embedding",
+            "load_anchor",
+            "fill_rest",
+        )
         assert all(hasattr(self.module.ChainKernel, part) for part in (*parts, "load_row_table"))
         changed: dict[str, Any] = dict.fromkeys(parts, lambda self, *arguments: None)
         changed |= {part: self._by_all_lanes(part) for part in ("fetch_first_inputs", "make_barriers")}
@@ -674,7 +684,10 @@ class Simulator:
             mine[name] = ModuleType(name)
             mine[name].__path__ = [str(folder)]
         mine[f"{self.name}._device"].ptx = self.machine
-        mine[f"{self.name}._device"].score_ops = ModuleType("score_ops")  # of transforms, which this model has not
+        # Of transforms and of reduced vocabularies, which this model has not.
+        for absent in ("score_ops", "row_memory"):
+            mine[f"{self.name}._device.{absent}"] = ModuleType(absent)
+            setattr(mine[f"{self.name}._device"], absent, mine[f"{self.name}._device.{absent}"])
         mine[f"{self.name}.model"].config = config
         mine |= {f"{self.name}._device.ptx": self.machine, f"{self.name}.model.config": config}
         mine |= _cutlass(self.place, lambda: self.machine.turns.sync_threads())

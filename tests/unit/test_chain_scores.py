@@ -1,4 +1,4 @@
-"""The chain kernel's candidates and the cache columns that nothing drafts, run as they stand on numbers in place of DSL values."""
+"""The chain kernel's candidates, run as they stand on numbers in place of DSL values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.harness.chain_simulator import LANES, _Uint32, device_module
+from tests.harness.chain_simulator import _Uint32, device_module
 
 DEVICE = Path(__file__).parents[2] / "templates" / "device"
 NAME = "chain_scores_on_numbers"
-CACHE, DRAFT_IDS, TARGET_IDS = 1 << 40, 1 << 42, 1 << 44
+CACHE, TARGET_IDS = 1 << 40, 1 << 42
 ID_BITS = 20
-SIZES = {2: "bf16", 4: "fp32"}
 
 
 def _bits(value: float) -> int:
@@ -27,13 +26,11 @@ def _bits(value: float) -> int:
 
 
 class _Memory(ModuleType):
-    """What stands for ptx.py: two tables of ids to read, and the cache, whose stores are counted by byte."""
+    """What stands for ptx.py: a table of ids to read, and the cache, whose stores are counted by byte."""
 
     def __init__(self) -> None:
         super().__init__("ptx")
         self.target_ids: list[int] = []
-        self.draft_ids: list[int] = []
-        self.rows: dict[int, list[int]] = {}
         self.stored: Counter[int] = Counter()
         self.bytes: dict[int, int] = {}
         self.float_of = lambda bits: struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0]
@@ -44,10 +41,6 @@ class _Memory(ModuleType):
 
     def ldg_b32(self, address: int) -> int:
         return _Uint32(self.target_ids[(address - TARGET_IDS) // 4])
-
-    def ldg_b128(self, address: int) -> list[int]:
-        first = (address - DRAFT_IDS) // 4
-        return [_Uint32(x) for x in self.draft_ids[first : first + 4]]
 
     def _store(self, address: int, data: bytes) -> None:
         for place, byte in enumerate(data):
@@ -75,90 +68,32 @@ def scores() -> Iterator[ModuleType]:
 
 
 def _kernel(scores: ModuleType, **values: Any) -> Any:
-    """A kernel of which only the scores exist: `entries`, `cache_bytes`, rows of the cache, and the vocabulary."""
+    """A kernel of which only the scores exist: `entries`, `cache_bytes`, and the vocabulary."""
     given = {
         "base_bytes": 2, "cache_bytes": 2, "vocab_size": 1000, "drawn": 1000, "limit": 1000, "d2t": False, "draws": True,
-        "entries": 1, "partial": True, "rows": 1, "warps": 12, "ctas": 4,
+        "entries": 1, "partial": True,
     } | values  # fmt: skip
     kernel = scores.Scores.__new__(scores.Scores)
     kernel.__dict__.update({name: given[name] for name in ("base_bytes", "cache_bytes", "vocab_size", "draws")})
-    kernel.__dict__.update(entries=given["entries"], rows=given["rows"], id_bits=ID_BITS)
-    kernel.line = SimpleNamespace(partial=given["partial"], warps=given["warps"], ctas=given["ctas"])
+    kernel.__dict__.update(entries=given["entries"], id_bits=ID_BITS)
+    kernel.line = SimpleNamespace(partial=given["partial"])
     config = SimpleNamespace(
         DRAWN_COLUMNS=given["drawn"], SAMPLING_LIMIT=given["limit"], D2T=given["d2t"], MULTIPLIER=1.0, SOFT_CAP=None,
         INVERSE_SOFT_CAP=None, BASE_CAPPED=False, TRANSFORM="none",
     )  # fmt: skip
     scores.Scores.__init__(kernel, config)
-    kernel.row_state = lambda c, row, step: scores.memory.rows[row]
+
+    def keep_entry(c: Any, mine: bool, state: list[int], at: int, target: int, words: list[int], e: int) -> None:
+        kernel.store_entry(mine, (state[1] << 32 | state[0]) + target * kernel.cache_bytes, words, e)
+
+    kernel.keep_entry = keep_entry  # chain_fill.py's, which may put entries elsewhere first
     scores.memory.stored.clear()
     scores.memory.bytes.clear()
     return kernel
 
 
 def _context(**values: Any) -> Any:
-    plain = {"cta": 0, "warp": 0, "lane": 0, "rows": 1, "first_token": 0, "span": 1 << 20, "cache_vector": 1}
-    return SimpleNamespace(**plain | {"target_ids": TARGET_IDS, "draft_ids": DRAFT_IDS} | values)
-
-
-# Columns that nothing drafts
-
-
-def _fill(scores: ModuleType, kernel: Any, rows: list[bool], *, vector: bool, pitch: int) -> dict[int, Counter[int]]:
-    """Run fill_rest by every thread; how often each column of each row got -inf."""
-    memory, size = scores.memory, kernel.cache_bytes
-    for row, written in enumerate(rows):
-        # The table's address is that of the column where a CTA's first logit goes.
-        address = CACHE + (row * pitch + kernel.cache_column(_context(first_token=16))) * size
-        memory.rows[row] = [address & 0xFFFFFFFF, address >> 32, 0, int(written)]
-    for cta in range(kernel.line.ctas):
-        for warp in range(kernel.line.warps):
-            for lane in range(LANES):
-                kernel.fill_rest(
-                    _context(cta=cta, warp=warp, lane=lane, rows=len(rows), first_token=16, cache_vector=vector), 0
-                )
-    found: dict[int, Counter[int]] = {row: Counter() for row in range(len(rows))}
-    assert all(count == 1 for count in memory.stored.values()), "a byte was stored twice"
-    for address in sorted(memory.stored):
-        row, column = divmod((address - CACHE) // size, pitch)
-        found[row][column] += 1
-    pattern = struct.pack("<f", -math.inf)[4 - size :]
-    for place, byte in memory.bytes.items():
-        assert byte == pattern[(place - CACHE) % size]
-    assert all(count == size for counts in found.values() for count in counts.values()), "a part of an entry was stored"
-    return found
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.data())
-def test_exactly_the_columns_that_nothing_drafts_are_filled(scores: ModuleType, data: st.DataObject) -> None:
-    vocab = data.draw(st.integers(2, 90))
-    targets = data.draw(st.lists(st.integers(0, vocab - 1), unique=True, min_size=1, max_size=vocab))
-    limit = data.draw(st.integers(1, vocab))
-    slots = data.draw(st.sampled_from([1, 2, 4, 8]))
-    size = data.draw(st.sampled_from([2, 4]))
-    rows = data.draw(st.lists(st.booleans(), min_size=1, max_size=slots))
-    vector = data.draw(st.booleans())
-    kernel = _kernel(
-        scores, vocab_size=vocab, drawn=len(targets), limit=limit, d2t=True, cache_bytes=size, rows=slots, ctas=2
-    )
-    drafted = {target for target in targets if target < limit}
-    padded = -(-vocab // 8) * 8
-    scores.memory.draft_ids = [0 if column in drafted or column >= vocab else -1 for column in range(padded)]
-    pitch = -(-vocab // 8) * 8 if vector else vocab + 1
-    found = _fill(scores, kernel, rows, vector=vector, pitch=pitch)
-    for row, written in enumerate(rows):
-        assert set(found[row]) == (set(range(vocab)) - drafted if written else set())
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.data())
-def test_columns_from_the_sampling_limit_on_are_filled(scores: ModuleType, data: st.DataObject) -> None:
-    vocab = data.draw(st.integers(2, 300))
-    drawn = data.draw(st.integers(1, vocab))
-    size = data.draw(st.sampled_from([2, 4]))
-    kernel = _kernel(scores, vocab_size=vocab, drawn=drawn, limit=drawn, cache_bytes=size, rows=2, ctas=1)
-    found = _fill(scores, kernel, [True, False], vector=False, pitch=vocab + 3)
-    assert set(found[0]) == set(range(drawn, vocab)) and not found[1]
+    return SimpleNamespace(**{"first_token": 0, "span": 1 << 20, "target_ids": TARGET_IDS} | values)
 
 
 # Candidates
@@ -194,7 +129,7 @@ def test_a_mapped_entry_competes_by_its_target_id(
     words = [(_bits(values[0]) >> 16) | (_bits(values[1]) & 0xFFFF0000)]
     state = [CACHE & 0xFFFFFFFF, CACHE >> 32, _bits(0.0), 1]
     context = _context(span=max(span, 1))
-    key = kernel.finish_targets(context, span > 0, 0, state, [0.0, 0.0], values, words)
+    key = kernel.finish_targets(context, span > 0, 0, targets, state, [0.0, 0.0], values, words)
     there = {targets[e]: values[e] for e in range(2) if e < span and targets[e] < limit}
     assert _winner(scores, key) == _best(there)
     assert {(address - CACHE) // 2 for address in scores.memory.stored} == set(there)
@@ -209,7 +144,7 @@ def test_a_padding_row_is_drawn_and_not_cached(scores: ModuleType, written: int)
     kernel = _kernel(scores, d2t=True)
     scores.memory.target_ids = [7]
     state = [CACHE & 0xFFFFFFFF, CACHE >> 32, _bits(0.0), written]
-    key = kernel.finish_targets(_context(), True, 0, state, [0.0], [1.0], [_bits(1.0) >> 16])
+    key = kernel.finish_targets(_context(), True, 0, [7], state, [0.0], [1.0], [_bits(1.0) >> 16])
     assert _winner(scores, key) == 7
     assert len(scores.memory.stored) == 2 * written
 

@@ -535,6 +535,16 @@ def test_a_reported_timeout_is_raised_with_its_place(gpu: Recorder, sampler: cha
     assert len([event for event in gpu.events if event[0] == "chain"]) == 1
 
 
+def test_a_wait_for_filled_rows_counts_the_ctas_that_are_missing(
+    gpu: Recorder, sampler: chain_launcher.ChainLauncher
+) -> None:
+    sampler.sample(**batch(1))
+    set_report(sampler, [4, 1, 0, 0, 3, 7, 250, 9])
+    with pytest.raises(host.ChainTimeoutError, match="CTA 7 waited at the filled cache rows for 3 CTAs") as caught:
+        sampler.synchronize()
+    assert (caught.value.rank, caught.value.what, caught.value.peer) == (1, "filled cache rows", 3)
+
+
 def test_a_failing_launch_raises_the_report_if_there_is_one(
     gpu: Recorder, sampler: chain_launcher.ChainLauncher
 ) -> None:

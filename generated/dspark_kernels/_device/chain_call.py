@@ -205,6 +205,7 @@ class Variant(NamedTuple):
 
     kernel: CubinKernel
     ctas: int  # of one rank
-    records: torch.Tensor  # uint64 words of each rank of the launch, zeroed once: every launch tags its own records
+    # uint64 words of each rank of the launch, zeroed once: every launch tags its own records. Behind them staged logits (chain_fill.py).
+    records: torch.Tensor
     epoch: torch.Tensor  # int32, one of each rank of the launch, zeroed once, counted by the kernel
     number: int  # of this build among the sampler's, the same on every rank

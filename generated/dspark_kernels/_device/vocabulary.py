@@ -9,7 +9,7 @@ import torch
 
 from . import host
 
-PIECE_COLUMNS = 8  # cache columns that a thread of the chain kernel fills at a time
+PIECE_COLUMNS = 8  # cache columns that a thread writes at a time
 
 
 def why_not(config: ModuleType, d2t: Any, device: torch.device) -> str | None:
@@ -59,8 +59,8 @@ def target_ids(config: ModuleType, d2t: torch.Tensor | None, device: torch.devic
 def draft_ids(config: ModuleType, targets: torch.Tensor | None) -> torch.Tensor | None:
     """int32 [VOCAB_SIZE, rounded up to 8], the draft id of every target id; None for a model without d2t.
 
-    -1 for a target id that nothing drafts: no draft id has it, or it is at or above the sampling limit. The padding holds 0, so that
-    a kernel that fills the columns of undrafted ids, 8 at a time, leaves what lies beyond the vocabulary.
+    -1 for a target id that nothing drafts: no draft id has it, or it is at or above the sampling limit. The padding, which holds 0, is
+    for kernels that read the ids of 8 neighbouring columns.
 
     Args:
         config: the model's constants.
