@@ -23,8 +23,9 @@ from . import keys, ptx
 GATHER_GROUP = 2  # rows that one lane reads with one load
 CLAIM_WORDS = 16  # behind the records: the word that elects the one thread that reports a timeout
 POLLS_PER_CLOCK_READ = 1024  # a power of two; about half a millisecond: a deadline needs no finer clock
-# Report codes: waited for a CTA of this grid; for another rank; ranks were about to launch different things; waited for cache rows of -inf.
-REPORT_GRID, REPORT_PEER, REPORT_DIFFERENCE, REPORT_FILL = 1, 2, 3, 4
+# Report codes: waited for a CTA of this grid; for another rank; ranks were about to launch different things; waited for cache rows of -inf;
+# for another rank's logits.
+REPORT_GRID, REPORT_PEER, REPORT_DIFFERENCE, REPORT_FILL, REPORT_LOGITS = 1, 2, 3, 4, 5
 
 
 def record_stride(row_slots: int) -> int:

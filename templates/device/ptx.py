@@ -31,6 +31,10 @@ def _unpack(struct, count: int, mlir_type, dsl_type: type[Numeric], *, loc=None,
     return [dsl_type(llvm.extractvalue(mlir_type, struct, [i], loc=loc, ip=ip)) for i in range(count)]
 
 
+# A store where operand 0 holds, to operand 1, of the operands behind it.
+_IF = "{\n.reg .pred p;\nsetp.ne.b32 p, $0, 0;\n@p "
+_WORDS = {1: ".b32 [$1], $2;", 2: ".v2.b32 [$1], {$2, $3};", 4: ".v4.b32 [$1], {$2, $3, $4, $5};"}
+
 # ---- copies into shared memory. An L2 policy is a constant that each copy makes itself: kept in a variable, it takes registers.
 
 _READ_ONCE = ".reg .b64 once;\ncreatepolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
@@ -214,10 +218,7 @@ def stg_s64(address: Int64, x: Int64, *, loc=None, ip=None) -> None:
 @dsl_user_op
 def stg_words_if(condition: Boolean, address: Int64, x: Sequence[Uint32], *, loc=None, ip=None) -> None:
     """Where the condition holds, one store of 1 or 2 words that nobody on this SM reads again."""
-    store = (
-        "st.global.L1::no_allocate.b32 [$1], $2;" if len(x) == 1 else "st.global.L1::no_allocate.v2.b32 [$1], {$2, $3};"
-    )
-    text = "{\n.reg .pred p;\nsetp.ne.b32 p, $0, 0;\n@p " + store + "\n}"
+    text = _IF + "st.global.L1::no_allocate" + _WORDS[len(x)] + "\n}"
     _asm(None, [Int32(condition), address, *x], text, "r,l" + ",r" * len(x), loc=loc, ip=ip)
 
 
@@ -273,15 +274,6 @@ def ld_relaxed_sys_x2(address: Int64, *, loc=None, ip=None) -> list[Uint64]:
 def ld_acquire_sys(address: Int64, *, loc=None, ip=None) -> Uint64:
     """A load after which this thread sees what the writer, on any GPU, released before the word."""
     return Uint64(_asm(T.i64(), [address], "ld.acquire.sys.global.b64 $0, [$1];", "=l,l", loc=loc, ip=ip))
-
-
-@dsl_user_op
-def ldg_once_b128(address: Int64, *, loc=None, ip=None) -> list[Uint32]:
-    """Data that other GPUs write while the kernel runs, read once: not by the read-only path."""
-    out = llvm.StructType.get_literal([T.i32()] * 4)
-    text = "ld.global.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];"
-    x = _asm(out, [address], text, "=r,=r,=r,=r,l", loc=loc, ip=ip)
-    return _unpack(x, 4, T.i32(), Uint32, loc=loc, ip=ip)
 
 
 @dsl_user_op

@@ -19,7 +19,7 @@ all ranks' records of s + 1; and another rank's record of s + 1 was made of its 
 ranks' of s. Every row slot is written in every exchange of a build, and each build has its own mailbox and counter, so that a word is never
 older than s - 2. Only CTA 0 reads the last position's records, before its launch ends, and its rank's next records come after that.
 
-Mailboxes do not say that logits have arrived: chain_ranks.py hands those over from CTA to CTA.
+Records do not say that logits have arrived: those tell themselves (chain_ranks.py).
 """
 
 import cutlass

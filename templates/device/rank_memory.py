@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .rank_group import Declined, RankGroup
+from .symmetric_buffer import BLANK_BYTE
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # tells hosts apart that have the same name
 
@@ -36,7 +37,7 @@ class Place(NamedTuple):
 class PeerBuffer(NamedTuple):
     """This rank's buffer and everybody's addresses. Keep it while any rank may still launch: peers write into it."""
 
-    local: torch.Tensor  # uint8 [bytes], zeroed; emulated: [world, bytes]
+    local: torch.Tensor  # uint8 [bytes]; emulated: [world, bytes]
     addresses: torch.Tensor  # int64 [world] on the device: the ranks' buffers, by rank
     handle: Any  # what keeps the peers' memory mapped
 
@@ -103,8 +104,9 @@ def why_no_pointers(pointers: Sequence[int], rank: int, own: int) -> str | None:
     return None
 
 
-def share_buffer(ranks: RankGroup, size: int, device: torch.device) -> PeerBuffer:
-    """A zeroed buffer of ``size`` bytes on every rank of a group. A collective; on return every rank's buffer is zeroed.
+def share_buffer(ranks: RankGroup, size: int, device: torch.device, blank_from: int) -> PeerBuffer:
+    """A buffer of ``size`` bytes on every rank of a group, of zeros and from a byte on of BLANK_BYTE. A collective; on return every
+    rank's buffer is filled.
 
     The allocation is agreed before the rendezvous, in which a rank would wait for its peers.
 
@@ -134,17 +136,24 @@ def share_buffer(ranks: RankGroup, size: int, device: torch.device) -> PeerBuffe
         raise Declined(refused)
 
     def clear() -> torch.Tensor:
-        local.zero_()
+        fill_buffer(local, blank_from)
         addresses = torch.tensor(pointers, dtype=torch.int64, device=device)
         torch.cuda.synchronize(device)
         return addresses
 
-    # The agreement behind it is the barrier: no rank can launch before every buffer is zeroed.
-    return PeerBuffer(local, ranks.attempt("zeroing symmetric memory", clear), handle)
+    # The agreement behind it is the barrier: no rank can launch before every buffer is filled.
+    return PeerBuffer(local, ranks.attempt("filling symmetric memory", clear), handle)
 
 
-def emulate_buffers(world: int, size: int, device: torch.device) -> PeerBuffer:
-    """The zeroed buffers of ``world`` ranks that one GPU plays: uint8 [world, size]."""
-    local = torch.zeros((world, size), dtype=torch.uint8, device=device)
+def fill_buffer(local: torch.Tensor, blank_from: int) -> None:
+    """What a buffer, uint8 [..., bytes], holds before any launch."""
+    local.zero_()
+    local[..., blank_from:] = BLANK_BYTE
+
+
+def emulate_buffers(world: int, size: int, device: torch.device, blank_from: int) -> PeerBuffer:
+    """The buffers of ``world`` ranks that one GPU plays, filled as share_buffer's: uint8 [world, size]."""
+    local = torch.empty((world, size), dtype=torch.uint8, device=device)
+    fill_buffer(local, blank_from)
     addresses = [local[rank].data_ptr() for rank in range(world)]
     return PeerBuffer(local, torch.tensor(addresses, dtype=torch.int64, device=device), None)

@@ -61,7 +61,6 @@ ARGUMENTS = (
     "rank",  # this launch's rank; of emulated ranks the first
     "peers",  # address of int64 [ranks]: where this GPU sees each rank's symmetric buffer
     "launches",  # address of one int32, zeroed once: launches of all builds that share the symmetric buffers
-    "arrivals",  # byte offset in a symmetric buffer
     "mailbox",  # byte offset of this build's mailbox
     "staging",  # byte offset
     "staging_bytes",  # of one launch parity
@@ -81,7 +80,7 @@ CONTEXT = """
 tid lane warp cta grid smem rows span streamed resident first_register my_register my_streamed
 head embed base base_row_stride base_pos_stride base_vector noise noise_stride cache cache_req_stride cache_pos_stride
 cache_vector input_ids query_per_row idx_mapping temperature_table draft_tokens token_stride records report timeout_ns
-expected epoch shard_width rank rank_table launches claim shard_tiles arrivals mailbox staging staging_bytes batch_shape
+expected epoch shard_width rank rank_table launches claim shard_tiles mailbox staging staging_bytes batch_shape
 first_column first_token target_ids draft_ids bars embedding_stage embedding parked inputs order
 items ahead_items ahead_steps stage stage_slot fragment
 places fragments best
@@ -172,7 +171,7 @@ class ChainKernel(
     @cute.jit
     def finish_tile(self, c, tile: Int32, acc, loaded):
         """The lane's entries of a tile: logits, into the cache where there is one, and the best key against the lane's best so far."""
-        biases = head_tiles.biases(self.rows, c.lane, acc)
+        biases, staged = head_tiles.biases(self.rows, c.lane, acc), []
         for h in cutlass.range_constexpr(self.lane_rows):
             live, column, state, noise, base, targets = loaded[h]
             at = tile * TILE_ROWS + column  # from the CTA's first column
@@ -181,15 +180,16 @@ class ChainKernel(
             top, low = self.best_column(c, live, at, logits)
             # % elif spec.vocabulary.d2t
             top, low = self.finish_targets(c, live, at, targets, state, noise, logits, words)
-            self.stage_logits(c, live & (state[3] != 0), state[3], tile, column, words)
+            staged.append((live & (state[3] != 0), state[3], words))
             # % else
             row = Int64((Uint64(state[1]) << Uint64(32)) | Uint64(state[0]))
             self.store_logits(c, live & (state[3] != 0), row + Int64(at) * self.cache_bytes, at, words)
-            self.stage_logits(c, live & (state[3] != 0), state[3], tile, column, words)
+            staged.append((live & (state[3] != 0), state[3], words))
             scores = [self.score(logits[e], noise[e], ptx.float_of(state[2])) for e in range(self.entries)]
             top, low = self.best_column(c, live, at, scores)
             # % endif
             c.best[2 * h], c.best[2 * h + 1] = keys.larger(top, low, c.best[2 * h], c.best[2 * h + 1])
+        self.stage_logits(c, tile, column, staged)
 
     @cute.kernel
     def kernel(self, arguments: tuple):
@@ -229,7 +229,7 @@ class ChainKernel(
             temperature_table=a.temperature, draft_tokens=a.draft_tokens, token_stride=a.token_stride, records=a.records,
             report=a.report, timeout_ns=a.timeout_ns, expected=a.ctas, epoch=a.epoch, shard_width=a.shard_width, rank=a.rank,
             rank_table=a.peers, launches=a.launches, claim=self.claim_of(a.records, a.rank),
-            shard_tiles=(a.shard_width + TILE_ROWS - 1) // TILE_ROWS, arrivals=a.arrivals, mailbox=a.mailbox, staging=a.staging,
+            shard_tiles=(a.shard_width + TILE_ROWS - 1) // TILE_ROWS, mailbox=a.mailbox, staging=a.staging,
             staging_bytes=a.staging_bytes, batch_shape=a.batch_shape, first_column=first_column,
             first_token=first_id + first_column, target_ids=a.target_ids, draft_ids=a.draft_ids,
             bars=smem + shared.barriers,
@@ -299,8 +299,6 @@ class ChainKernel(
                 self.agree(c, step, sequence)
                 cute.arch.sync_threads()  # the next embeddings are there
         self.compose_rows(c, launches)
-        if cutlass.const_expr(self.world > 1):
-            self.finish_ranks(c, Uint32(launches) * Uint32(NUM_STEPS) + Uint32(NUM_STEPS - 1))
         if (cta == 0) & (tid == 0):
             ptx.stg_b32(a.epoch, Uint32(launches + 1))  # every CTA has read it: each wrote a record of the last position
             if cutlass.const_expr(self.world > 1):
@@ -313,13 +311,13 @@ class ChainKernel(
         query_per_row: Int32, idx_mapping: Int64, temperature: Int64, draft_tokens: Int64, token_stride: Int64,
         records: Int64, epoch: Int64, report: Int64, timeout_ns: Int64, rows: Int32, base_vector: Int32, cache_vector: Int32,
         ctas: Int32, target_ids: Int64, draft_ids: Int64, shard_width: Int32, rank: Int32, peers: Int64,
-        launches: Int64, arrivals: Int64, mailbox: Int64, staging: Int64, staging_bytes: Int64, batch_shape: Int32,
+        launches: Int64, mailbox: Int64, staging: Int64, staging_bytes: Int64, batch_shape: Int32,
         base_rank_stride: Int64, noise_rank_stride: Int64, cache_rank_stride: Int64, token_rank_stride: Int64, stream,
     ):  # fmt: skip
         arguments = (
             head, embed, base, base_row_stride, base_pos_stride, noise, noise_pitch, cache, cache_req_stride, cache_pos_stride,
             input_ids, query_per_row, idx_mapping, temperature, draft_tokens, token_stride, records, epoch, report, timeout_ns,
-            rows, base_vector, cache_vector, ctas, target_ids, draft_ids, shard_width, rank, peers, launches, arrivals,
+            rows, base_vector, cache_vector, ctas, target_ids, draft_ids, shard_width, rank, peers, launches,
             mailbox, staging, staging_bytes, batch_shape, base_rank_stride, noise_rank_stride, cache_rank_stride,
             token_rank_stride,
         )  # fmt: skip

@@ -5,7 +5,7 @@ ptx.py and keys.py (a model of shared memory, of asynchronous copies and of mbar
 is the device code and not a copy of it. All warps of one CTA run, lane 0 of each, which starts every bulk copy and
 finishes a tile's first entries of request row 0. They run by turns: a warp until it waits, and at random, from a seed,
 which warp goes on and which bulk copy arrives next. The rows' embeddings and states, and the exchange, are left out; so
-is what ranks tell each other and copy at the end.
+is what ranks send each other and copy beside it.
 
 A simulation raises AssertionError when
 - a copy reads beyond its array, writes outside its place, or is not announced to the byte;
@@ -110,6 +110,7 @@ def _cutlass(place: dict[str, int], sync_threads: Callable[[], None] = lambda: N
     arch.block_idx = lambda: (place["cta"], 0, 0)
     arch.grid_dim = lambda: (place["ctas"], 1, 1)
     arch.make_warp_uniform = int
+    arch.vote_all_sync = bool  # of the one lane that is run
     cute = ModuleType("cutlass.cute")
     cute.arch = arch
     cute.jit = cute.kernel = lambda function: function
@@ -144,6 +145,9 @@ class _Value(NamedTuple):
 
     def __lshift__(self, bits: int) -> _Value:
         return self
+
+    def __or__(self, other: _Value) -> _Pair:  # type: ignore[override]
+        return _Pair(self, other)
 
 
 class _Pair(NamedTuple):
@@ -307,6 +311,11 @@ class _Machine(ModuleType):
         self.bf16x2_bits = _Pair
         self.select = lambda condition, a, b: a if condition else b
         self.div_full = lambda logit, temperature: logit
+        self.min_u32 = lambda word, limit: word
+        self.shuffle_xor = lambda value, distance: value._replace(
+            column=value.column + 1
+        )  # what the lane 2 further has
+        self.st_relaxed_sys_words = lambda address, words: self.stg_words(address, words)
         self.sts_b32 = self._store_input
         self.stg_u16 = self.stg_b32 = lambda address, x: self.stg_words(address, [x])
         self.start(0)
@@ -587,7 +596,7 @@ class _Machine(ModuleType):
         for entry, value in enumerate(values):
             column = tile * TILE_ROWS + place // entry_bytes + entry
             assert value == _Value("logit", step, column), f"{value} staged at position {step}, column {column}"
-            if column < self.width:  # what is behind it nobody reads
+            if column < self.width and entry < kernel.entries:  # the others are another lane's
                 self.found.staged[step, column] += 1
 
     def ordered(self, score: _Value) -> int:
@@ -658,7 +667,6 @@ class Simulator:
             "agree",
             "agree_ranks",
             "meet_ranks",
-            "finish_ranks",
             "fetch_embedding",
             "load_anchor",
             "fill_rest",
@@ -683,13 +691,14 @@ class Simulator:
         for name, folder in packages.items():
             mine[name] = ModuleType(name)
             mine[name].__path__ = [str(folder)]
-        mine[f"{self.name}._device"].ptx = self.machine
+        mine[f"{self.name}._device"].ptx = mine[f"{self.name}._device"].staging_memory = self.machine
         # Of transforms and of reduced vocabularies, which this model has not.
         for absent in ("score_ops", "row_memory"):
             mine[f"{self.name}._device.{absent}"] = ModuleType(absent)
             setattr(mine[f"{self.name}._device"], absent, mine[f"{self.name}._device.{absent}"])
         mine[f"{self.name}.model"].config = config
-        mine |= {f"{self.name}._device.ptx": self.machine, f"{self.name}.model.config": config}
+        mine |= {f"{self.name}._device.{memory}": self.machine for memory in ("ptx", "staging_memory")}
+        mine[f"{self.name}.model.config"] = config
         mine |= _cutlass(self.place, lambda: self.machine.turns.sync_threads())
         with _importable(self.name, mine):
             yield

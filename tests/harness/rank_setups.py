@@ -239,9 +239,10 @@ def use(one: Rank, sampler: Any) -> dict[str, Any]:
     whole, part = launches
     own = (width * one.rank, width)
     return {
-        "zeroed": not bool(one.buffer.any()),
+        "filled": not bool(one.buffer[: whole["staging"]].any())
+        and bool((one.buffer[whole["staging"] :] == 0xFF).all()),
         "same": {name: whole[name] == part[name] for name in whole},
-        "launch": {name: whole[name] for name in ("rank", "shard_width", "rows", "mailbox", "staging", "arrivals")},
+        "launch": {name: whole[name] for name in ("rank", "shard_width", "rows", "mailbox", "staging")},
         "head_offset": whole["head"] - one.weights["head_weight"].data_ptr(),
         "base_offset": whole["base"] - call["base_logits"].data_ptr(),
         "noise_starts": one.gpu.starts,

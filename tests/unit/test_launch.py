@@ -545,6 +545,15 @@ def test_a_wait_for_filled_rows_counts_the_ctas_that_are_missing(
     assert (caught.value.rank, caught.value.what, caught.value.peer) == (1, "filled cache rows", 3)
 
 
+def test_a_rank_whose_logits_do_not_come_is_named(sampler: chain_launcher.ChainLauncher) -> None:
+    set_report(sampler, [5, 1, 2, 3, 5, 7, 100, 2])
+    with pytest.raises(
+        host.ChainTimeoutError, match="row 2, position 3: CTA 7 waited at the logits for rank 5"
+    ) as caught:
+        sampler.raise_if_failed()
+    assert (caught.value.what, caught.value.peer) == ("logits", 5)
+
+
 def test_a_failing_launch_raises_the_report_if_there_is_one(
     gpu: Recorder, sampler: chain_launcher.ChainLauncher
 ) -> None:

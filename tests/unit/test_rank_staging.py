@@ -1,11 +1,13 @@
-"""What a rank stages at its peers is what they copy into their caches: the kernel's own stage_logits and fill_cache, run in Python.
+"""What a rank stages at its peers is what they copy into their caches: the kernel's own stage_logits and copy_position, run in Python.
 
-Every lane of every tile of every rank stages its entries; then every thread of every rank copies. Memory is a dictionary by address, so an
-entry that is read where nobody wrote, or stored to a column that is not a peer's, shows.
+Every lane of every tile of every rank stages its entries; then every rank copies. Memory is a dictionary by address, so an entry that is waited
+for and was not staged, staged where something lies, left behind, or stored to a column that is not a peer's, shows.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ TILE_ROWS = 16
 BYTES = {"bf16": 2, "fp32": 4}
 TARGETS, STAGING, CACHE = 1 << 24, 1 << 32, 1 << 40
 LIMIT = 300  # target ids from here on are not cached, where draft ids have targets of their own
+BLANK = symmetric_buffer.BLANK
 APART = 1 << 28  # bytes between two ranks' buffers, caches, and two rows of a cache
 PADDING_ROW = 1  # in calls of more rows than one
 
@@ -41,16 +44,25 @@ class Word(NamedTuple):
     def __rshift__(self, bits: int) -> Word:
         return Word(self.entries[bits // 16 :])
 
+    def __lshift__(self, bits: int) -> Word:
+        return Word((None,) * (bits // 16) + self.entries)
+
+    def __or__(self, other: Word) -> Word:
+        return Word((*self.entries, *other.entries[len(self.entries) :]))
+
 
 class Memory:
-    """Entries by address, and the stand-ins of ptx.py that reach them."""
+    """Caches by entry and staging by 32-bit word, and the stand-ins of ptx.py that reach them."""
 
     def __init__(self, ptx: Any, entry_bytes: int) -> None:
         self.size = entry_bytes
         self.entries: dict[int, Entry] = {}
-        ptx.stg_u16_if = lambda mine, address, word: self.store(mine, address, [Word(word.entries[:1])])
+        self.staged: dict[int, Word] = {}
+        ptx.stg_u16_if = lambda mine, address, word: mine and self.store(mine, address, [Word(word.entries[:1])])
         ptx.stg_words_if = ptx.stg_b128_if = self.store
-        ptx.ldg_once_b128 = self.load
+        ptx.st_relaxed_sys_words_if = self.stage
+        ptx.ld_relaxed_sys_x4 = self.load
+        ptx.globaltimer = self.give_up
 
     def store(self, mine: bool, address: int, words: list[Word]) -> None:
         if not mine:
@@ -62,13 +74,27 @@ class Memory:
         for place, value in enumerate(values):
             if value is not None:
                 at = address + place * self.size
-                assert self.entries.setdefault(at, value) == value, f"{value} over {self.entries[at]}"
+                assert at not in self.entries, f"{value} over {self.entries[at]}"
+                self.entries[at] = value
 
-    def load(self, address: int) -> list[Word]:
+    def stage(self, mine: bool, address: int, words: list[Any]) -> None:
+        if not mine:
+            return
+        assert address % (4 * len(words)) == 0, "a store of several words that is not aligned"
+        for place, word in enumerate(words):
+            at = address + 4 * place
+            if word == BLANK:
+                self.staged.pop(at, None)
+            else:
+                assert isinstance(word, Word) and at not in self.staged, f"{word} over {self.staged.get(at)}"
+                self.staged[at] = word
+
+    def load(self, address: int) -> list[Any]:
         assert address % 16 == 0, "a 16-byte load that is not aligned"
-        count = 4 // self.size
-        found = [self.entries.get(address + place * self.size) for place in range(16 // self.size)]
-        return [Word(tuple(found[first : first + count])) for first in range(0, len(found), count)]
+        return [self.staged.get(address + place, BLANK) for place in range(0, 16, 4)]
+
+    def give_up(self) -> None:
+        raise AssertionError("logits are waited for that nobody staged")
 
 
 class Ranks:
@@ -88,7 +114,9 @@ class Ranks:
     ) -> None:
         self.world, self.vocab, self.rows, self.ctas, self.vector = world, vocab, rows, ctas, vector
         self.shard_width = -(-vocab // world) if width is None else width
-        residency = plan_line.Residency(1, 2, 64, 0, 1, 0)
+        residency = plan_line.Residency(
+            1, 2, 64 if mapped else 0, 0, 1, 0
+        )  # without resident tiles there is room to keep
         line = plan_line.PlanLine("gpu", world, slots, ctas, 12, 1, residency, residency, 0, True)
         line = plan_line.for_shard(line, self.shard_width, vocab, 64, STEPS)
         simulator = chain_simulator.Simulator(
@@ -104,6 +132,7 @@ class Ranks:
         self.kernel = simulator.module.ChainKernel(line, "bf16", cache, world)
         self.kernel.drawn_columns = vocab
         self.kernel.maps_ids, self.kernel.sampling_limit = mapped, LIMIT
+        self.machine = simulator.machine
         simulator.machine.ldg_b32 = lambda address: target_of((address - TARGETS) // 4)
         self.memory = Memory(simulator.machine, BYTES[cache])
         self.head_tiles = simulator.module.head_tiles
@@ -115,20 +144,21 @@ class Ranks:
 
     def context(self, rank: int, cta: int, tid: int = 0) -> SimpleNamespace:
         first_column = self.first_tile(rank, cta) * TILE_ROWS
+        end = min(self.first_tile(rank, cta + 1) * TILE_ROWS, self.width(rank))
         return SimpleNamespace(
-            rank=rank, cta=cta, tid=tid, shard_width=self.shard_width, shard_tiles=-(-self.shard_width // TILE_ROWS),
+            rank=rank, cta=cta, tid=tid, warp=tid // LANES, lane=tid % LANES, span=end - first_column, shard_width=self.shard_width, shard_tiles=-(-self.shard_width // TILE_ROWS),
             first_column=first_column, first_token=rank * self.shard_width + first_column, rows=self.rows,
-            cache_vector=int(self.vector), target_ids=TARGETS,
+            cache_vector=int(self.vector), target_ids=TARGETS, smem=0,
         )  # fmt: skip
 
     def first_tile(self, rank: int, cta: int) -> int:
         return -(-self.width(rank) // TILE_ROWS) * cta // self.ctas
 
     def rank_address(self, c: SimpleNamespace, place: int) -> int:
-        """What meet_ranks writes down of staging: this rank's place at each peer, and its own staging's start."""
-        own = place == 2 * self.world - 1
-        reader = c.rank if own else (c.rank + 1 + place - self.world) % self.world
+        """What meet_ranks writes down of staging: this rank's place at each peer, and the start of its own."""
+        reader = (c.rank + 1 + place - self.world) % self.world  # the peers, then the rank itself
         start = STAGING + reader * APART
+        own = place == 2 * self.world - 1
         return start if own else start + self.kernel.staging_place(c.rank, reader) * self.kernel.source_bytes(c)
 
     def row_state(self, c: SimpleNamespace, row: int, step: int) -> list[int]:
@@ -139,35 +169,49 @@ class Ranks:
     def row_address(self, rank: int, row: int, step: int) -> int:
         return CACHE + ((rank * self.rows + row) * STEPS + step) * APART
 
-    def stage(self) -> None:
-        """Every rank's every CTA finishes its tiles."""
-        kernel = self.kernel
-        for rank in range(self.world):
-            for cta in range(self.ctas):
-                c = self.context(rank, cta)
-                for tile in range(self.first_tile(rank, cta + 1) - self.first_tile(rank, cta)):
-                    for step, lane, h in [
-                        (s, n, h) for s in range(STEPS) for n in range(LANES) for h in range(kernel.lane_rows)
-                    ]:
-                        row = self.head_tiles.bias_row(kernel.rows, lane) + h
-                        column = self.head_tiles.bias_entry(kernel.rows, lane)
-                        if row >= self.rows:
-                            continue
-                        first = c.first_token + tile * TILE_ROWS + column
+    def stage(self, step: int, rank: int, cta: int) -> None:
+        """A CTA finishes its tiles of a position. Lanes swap words: what each gives, then what each stages."""
+        kernel, ptx, given = self.kernel, self.machine, {}
+
+        def shuffle(lane: int, word: Any, distance: int) -> Any:
+            given[lane] = word
+            return given.get(lane ^ distance)
+
+        for tile in range(self.first_tile(rank, cta + 1) - self.first_tile(rank, cta)):
+            for gives in (True, False) if kernel.cache_bytes == 2 and kernel.entries == 1 else (False,):
+                for lane in range(LANES):
+                    c = self.context(rank, cta, lane)
+                    column = self.head_tiles.bias_entry(kernel.rows, lane)
+                    first = c.first_token + tile * TILE_ROWS + column
+                    rows = []
+                    for row in range(self.head_tiles.bias_row(kernel.rows, lane), 99)[: kernel.lane_rows]:
                         entries = [Entry(row, step, first + e) for e in range(kernel.entries)]
                         words = [Word(tuple(entries))] if kernel.cache_bytes == 2 else [Word((e,)) for e in entries]
-                        mark = self.row_state(c, row, step)[3]
-                        kernel.stage_logits(c, mark != 0, mark, tile, column, words)
+                        mark = self.row_state(c, min(row, kernel.rows - 1), step)[3]
+                        rows.append((row < self.rows and mark != 0, mark, words))
+                    if gives:
+                        given[lane] = self.given(c, rows)
+                    else:
+                        ptx.shuffle_xor = functools.partial(shuffle, lane)
+                        kernel.stage_logits(c, tile, column, rows)
 
-    def fill(self) -> None:
-        """Every thread of every rank copies, the last warp's only the last position; only then are the caches looked at."""
-        threads = self.kernel.threads
-        for rank in range(self.world):
-            for cta in range(self.ctas):
-                for tid in range(threads):
-                    if tid < threads - LANES:
-                        self.kernel.fill_cache(self.context(rank, cta, tid), 0, STEPS - 1, threads - LANES)
-                    self.kernel.fill_cache(self.context(rank, cta, tid), STEPS - 1, 1, threads)
+    def given(self, c: SimpleNamespace, rows: list[Any]) -> Word:
+        """What a lane gives in pair_entries."""
+        found = []
+        self.machine.shuffle_xor = lambda word, distance: found.append(word) or word
+        self.kernel.pair_entries(c, 0, rows)
+        return found[0]
+
+    def stage_position(self, step: int) -> None:
+        """Every CTA finishes its tiles."""
+        for rank, cta in itertools.product(range(self.world), range(self.ctas)):
+            self.stage(step, rank, cta)
+
+    def copy(self, step: int, first_warp: int) -> None:
+        """Every rank's warps from one on copy a position."""
+        for rank, cta in itertools.product(range(self.world), range(self.ctas)):
+            for tid in range(first_warp * LANES, self.kernel.threads):
+                self.kernel.copy_position(self.context(rank, cta, tid), step, first_warp)
 
     def cached(self, rank: int) -> dict[tuple[int, int, int], Entry]:
         """What lies in a rank's cache, by row, position and column."""
@@ -203,14 +247,17 @@ def test_every_rank_copies_what_its_peers_staged(
     world: int, vocab: int, slots: int, rows: int, cache: str, ctas: int, vector: bool, width: int | None, mapped: bool
 ) -> None:
     ranks = Ranks(world, vocab, slots, rows, cache, ctas, vector, width, mapped)
-    ranks.stage()
+    for step in range(STEPS):
+        ranks.stage_position(step)
     layout = symmetric_buffer.layout(
         world=world, ctas=ctas, variants=1, row_slots=slots, num_steps=STEPS, shard_width=ranks.shard_width,
         cache_bytes=BYTES[cache],
     )  # fmt: skip
-    for address in ranks.memory.entries:
+    for address in ranks.memory.staged:
         assert (address - STAGING) % APART < layout.staging_bytes
-    ranks.fill()
+    for step in range(STEPS):
+        ranks.copy(step, ranks.kernel.gather_warps if step + 2 < STEPS else 0)
+    assert not ranks.memory.staged  # all is blank again
     for rank in range(world):
         own = range(rank * ranks.shard_width, rank * ranks.shard_width + ranks.width(rank))
         live = [row for row in range(rows) if rows == 1 or row != PADDING_ROW]

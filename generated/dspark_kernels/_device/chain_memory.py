@@ -8,16 +8,14 @@ from . import rank_memory, symmetric_buffer
 from .chain_share import Share
 from .rank_group import RankGroup
 
-ALONE = dict.fromkeys(
-    ("peers", "launches", "arrivals", "mailbox", "staging", "staging_bytes"), 0
-)  # arguments of one rank alone
+ALONE = dict.fromkeys(("peers", "launches", "mailbox", "staging", "staging_bytes"), 0)  # arguments of one rank alone
 
 
 class PeerMemory:
     """One symmetric buffer a rank: a mailbox for each build, then staging for every peer's logits, shared by the builds.
 
-    Nothing in it is reset between launches. The staging takes its parity from ``launches``, which counts the launches of
-    all builds, because one build's launch may still read what another build's next launch would overwrite.
+    The host resets nothing in it between launches. The staging takes its parity from ``launches``, which counts the launches
+    of all builds, because one build's launch may still read what another build's next launch would overwrite.
 
     Args:
         ranks: the group, or one rank that plays them all.
@@ -56,9 +54,9 @@ class PeerMemory:
         )
         size = self.layout.total
         if share.emulated:
-            self.buffer = rank_memory.emulate_buffers(share.world, size, device)
+            self.buffer = rank_memory.emulate_buffers(share.world, size, device, self.layout.staging)
         else:
-            self.buffer = rank_memory.share_buffer(ranks, size, device)
+            self.buffer = rank_memory.share_buffer(ranks, size, device, self.layout.staging)
         self.launches = torch.zeros(len(share.columns), dtype=torch.int32, device=device)
 
     def arguments(self, build: int) -> dict[str, int]:
@@ -66,7 +64,6 @@ class PeerMemory:
         return {
             "peers": self.buffer.addresses.data_ptr(),
             "launches": self.launches.data_ptr(),
-            "arrivals": self.layout.arrivals,
             "mailbox": symmetric_buffer.mailbox_offset(self.layout, build),
             "staging": self.layout.staging,
             "staging_bytes": self.layout.staging_bytes,

@@ -16,7 +16,7 @@ VECTOR_BYTES = 16  # the widest load or store of one thread
 RESERVED_SHARED_BYTES = 1024  # of an SM's shared memory, kept by CUDA for every CTA (CUDA C++ Programming Guide)
 REGISTERS_PLANNED = 65536  # of an SM: what the compiler divides among the threads of a CTA that has an SM to itself
 MOST_REGISTERS, REGISTER_UNIT = 256, 8  # of a thread, as they are allocated
-PEER_WAIT, RANKS_DIFFER, FILL_WAIT = 2, 3, 4  # codes of a report, its word 0
+PEER_WAIT, RANKS_DIFFER, FILL_WAIT, LOGITS_WAIT = 2, 3, 4, 5  # codes of a report, its word 0
 REPORT_WORDS = 16  # int32 words of pinned memory that a kernel may write before it traps
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DTYPE_NAMES = {
@@ -247,17 +247,19 @@ class ChainError(RuntimeError):
 class ChainTimeoutError(ChainError):
     """A bounded wait inside the chain kernel ran out.
 
-    Attributes: ``rank``, ``row``, ``position`` of the wait; ``what`` was waited for ("grid barrier", "peer rank" or "filled
-    cache rows"); ``peer``, the CTA or rank that did not arrive, of filled rows how many CTAs did not; ``cta``, the CTA that
-    waited; ``timeout_ms``; ``epoch``, the launch.
+    Attributes: ``rank``, ``row``, ``position`` of the wait; ``what`` was waited for ("grid barrier", "peer rank", "filled
+    cache rows" or "logits"); ``peer``, the CTA or rank that did not arrive, of filled rows how many CTAs did not; ``cta``, the
+    CTA that waited; ``timeout_ms``; ``epoch``, the launch.
     """
 
-    WAITS = {1: "grid barrier", 2: "peer rank", FILL_WAIT: "filled cache rows"}  # report word 0
+    # By report word 0: at what a CTA waited, and for whom.
+    WAITS = {1: "grid barrier", PEER_WAIT: "peer rank", FILL_WAIT: "filled cache rows", LOGITS_WAIT: "logits"}
 
     def __init__(self, words: Sequence[int]) -> None:
         code, self.rank, self.row, self.position, self.peer, self.cta, self.timeout_ms, self.epoch = words[:8]
         self.what = self.WAITS.get(code, f"unknown wait {code}")
-        missing = {PEER_WAIT: f"rank {self.peer}", FILL_WAIT: f"{self.peer} CTAs"}.get(code, f"CTA {self.peer}")
+        rank = f"rank {self.peer}"
+        missing = {PEER_WAIT: rank, LOGITS_WAIT: rank, FILL_WAIT: f"{self.peer} CTAs"}.get(code, f"CTA {self.peer}")
         super().__init__(
             f"the chain kernel gave up after {self.timeout_ms} ms: rank {self.rank}, row {self.row}, position "
             f"{self.position}: CTA {self.cta} waited at the {self.what} for {missing} (launch {self.epoch}). {CONTEXT_LOST}"
