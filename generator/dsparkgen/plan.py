@@ -114,6 +114,14 @@ class ModelPlan:
         return None if cap is None else fp32(1.0 / cap)
 
     @property
+    def target_order(self) -> str:
+        """Where the chain's next tile stands in the written order, by which target ids are found: where tiles are streamed, every other
+        position goes backwards. Without a map from draft to target ids none is looked up."""
+        if not self.spec.vocabulary.d2t:
+            return "item"
+        return "ptx.select(chain_head.goes_up(step), item, c.items - 1 - item) if self.ring else item"
+
+    @property
     def chain_formula(self) -> str:
         """How the chain's docstring puts logits and scores."""
         placement = self.spec.logits.transform.placement

@@ -139,7 +139,7 @@ class ChainKernel(
     def load_entries(self, c, step: Int32, item: Int32) -> list:
         """What the lane's entries of the tile whose turn it is need beside the bias, per row: whether it is live, column, state words,
         noise, base. Their staging is free then, and the inputs of a later tile start into it."""
-        targets = self.load_targets(c, item)
+        targets = self.load_targets(c, {{ plan.target_order }})
         self.wait_inputs()
         lane = ptx.opaque_lane(c.lane) if self.wide else c.lane
         first, column = head_tiles.bias_row(self.rows, lane), head_tiles.bias_entry(self.rows, lane)

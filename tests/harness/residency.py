@@ -218,15 +218,17 @@ def forced_line(build: Build, device: DeviceSpec) -> Any | None:
             shared_bytes=0,
             partial=partial,
         )
+        # The launcher wants room for either base dtype; fp32 logits take more for the same tiles.
+        needed = max(shared_bytes(line, build, base) for base in plan.BYTES)
         items = plan.layout.most_items(line, plan.BYTES[build.base])
-        if shared_bytes(line, build) <= device.smem_per_block_bytes and items <= plan.layout.MOST_ITEMS:
-            return line._replace(shared_bytes=shared_bytes(line, build))
+        if needed <= device.smem_per_block_bytes and items <= plan.layout.MOST_ITEMS:
+            return line._replace(shared_bytes=shared_bytes(line, build, build.base))
     return None
 
 
-def shared_bytes(line: Any, build: Build) -> int:
-    """Shared memory of a CTA in bytes, with the build's base logits."""
-    return plan.layout.shared_layout(line, build.rank_dim, build.num_steps, plan.BYTES[build.base]).total
+def shared_bytes(line: Any, build: Build, base: str) -> int:
+    """Shared memory of a CTA in bytes, with base logits of a dtype."""
+    return plan.layout.shared_layout(line, build.rank_dim, build.num_steps, plan.BYTES[base]).total
 
 
 def line_of(build: Build, device: DeviceSpec) -> Any:
