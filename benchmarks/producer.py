@@ -12,6 +12,7 @@ import torch
 from cuda.bindings import driver
 from cutlass import Int32, Int64
 from cutlass.cute.runtime import make_fake_stream, make_ptr
+
 from dspark_kernels._device.cubin_launch import ask
 
 THREADS = 32

@@ -8,8 +8,8 @@
 #
 # How a racecheck report on the chain is judged. Its shared memory has these owners and orders; a hazard between two of the named
 # accesses is the tool not seeing the order that is named here, any other is a bug:
-#   head slots        written by bulk copies (UBLKCP); read (LDS) by the slot's own warp after it waited for the slot's mbarrier;
-#                     refilled by lane 0 of that warp after a warp barrier. The tool must follow mbarriers to see the first order.
+#   head slots        written by bulk copies (UBLKCP); read (LDS) by one warp after it waited for the tile's mbarrier; refilled by lane 0
+#                     of the warp that has read, after a warp barrier. The tool must follow mbarriers to see the first order.
 #   staged inputs     written by cp.async (LDGSTS) of the lanes of one warp; read by the same warp after each lane waited for its own
 #                     copies (LDGDEPBAR, DEPBAR) and a barrier of the warp or CTA; written again after a warp barrier.
 #   keys, row table   written and read in phases between barriers of the whole CTA: never a hazard. So are the embeddings and the

@@ -26,7 +26,7 @@ class PlanLine(NamedTuple):
     tp: int  # tensor-parallel ranks that the vocabulary is split over
     row_slots: int  # request rows that this build serves at most: 1, 2, 4 or 8
     ctas: int  # CTAs of the cooperative launch, one per SM
-    warps: int  # warps of a CTA; each warp owns its slots alone, so that no "empty" barrier is needed
+    warps: int  # warps of a CTA; who has read a slot of the ring refills it, so that no "empty" barrier is needed
     tiles: int  # tiles of the CTA that has most
     bf16: Residency  # with bf16 base logits
     fp32: Residency  # with fp32 base logits, whose staging takes more room

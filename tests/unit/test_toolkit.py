@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from dsparkgen import pack
 from dsparkgen.compile import compiler_version
 from dsparkgen.device_code import load_device_code

@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
 from tests.harness import without_compiler
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
