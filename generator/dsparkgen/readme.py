@@ -20,6 +20,9 @@ from dsparkgen.tree import read_manifest
 
 MODEL, DEVICE, ROWS = "deepseek_v41", "h200", (1, 8)
 NO_RUN = "No run of the checked-in kernels is recorded yet.\n"
+ONLY_EARLIER_RUNS = (
+    "No run of the checked-in kernels is recorded yet; the results files and the pictures below are of earlier ones.\n"
+)
 
 
 def plan(root: Path) -> str:
@@ -31,7 +34,7 @@ def plan(root: Path) -> str:
 
 
 def timings(root: Path) -> str:
-    """Markdown with one table a recorded GPU, of `MODEL`; a sentence where nothing current is recorded.
+    """Markdown with one table a recorded GPU, of `MODEL`; where nothing current is recorded a sentence that says so.
 
     Rows measured with earlier kernels are left out, and those of several ranks, which docs/scaling.md has. Raises EvidenceError for
     a results file that is not intact.
@@ -39,13 +42,14 @@ def timings(root: Path) -> str:
     kernels = read_manifest(root / "generated").get("kernels", {})
     results = root / "benchmarks" / "results"
     sections = []
-    for path in sorted(results.glob(f"*/{MODEL}.json")):
+    paths = sorted(results.glob(f"*/{MODEL}.json"))
+    for path in paths:
         found = current_rows(results, path.parent.name, path.stem, kernels)
         rows = [row for row in found if (row["kernel"], row["tp"]) == ("chain", 1)]
         if rows:
             verified = is_verified(results, path.parent.name, path.stem, "chain", kernels)
             sections.append("".join(_table(path.parent.name, path.stem, rows, verified=verified)))
-    return "\n".join(sections) or NO_RUN
+    return "\n".join(sections) or (ONLY_EARLIER_RUNS if paths else NO_RUN)
 
 
 def models(root: Path) -> str:

@@ -57,13 +57,15 @@ def test_a_current_run_is_quoted(tmp_path: Path) -> None:
     recorded(tmp_path, "a" * 12)
     text = readme.timings(tmp_path)
     assert f"{readme.MODEL} on h200" in text
+    assert readme.ONLY_EARLIER_RUNS not in text
     assert text.count("| 1000 |") == 1
     assert "| 1000 | 5 | 8 | 100.0 | 80.0 | 25.0 | 4.0 | 20.0 | 50 % |" in text
 
 
 def test_a_run_of_earlier_code_is_not_quoted(tmp_path: Path) -> None:
-    recorded(tmp_path, "b" * 12)
     assert readme.timings(tmp_path) == readme.NO_RUN
+    recorded(tmp_path, "b" * 12)
+    assert readme.timings(tmp_path) == readme.ONLY_EARLIER_RUNS
 
 
 def test_an_edited_run_is_refused(tmp_path: Path) -> None:
