@@ -28,6 +28,7 @@ SPARE_CHUNKS = 4  # of these, left free where nothing is streamed
 BUSY_CHUNKS = 2  # of these, left free in builds whose entries take more registers
 CAPPED_ROWS = 4  # row slots whose tanh of a sum takes BUSY_CHUNKS too where tiles are streamed
 SPARE_WITH_RANKS = 2  # of these, left free where tiles are streamed and logits go to other ranks
+SPARE_CUT = 1  # of these, left free there where ranks stage the words of a cut last tile one by one
 SPARE_DIRECT = 1  # of these, left free where lanes load their own fragments from memory
 MOST_WITHOUT_RING = 2  # register tiles a warp where nothing is streamed
 WIDE_ROWS = 8  # row slots from which a tile takes two MMAs a chunk
@@ -255,7 +256,8 @@ def place(line: Any, spec: ModelSpec, device: DeviceSpec, base_dtype: str) -> An
     # one after the other, so the second one waits for the first; and with more of them the compiler spills.
     most = min(-(-budget // chunks), -(-line.tiles // line.warps))
     few = max(min(most, 1 if busy else MOST_WITHOUT_RING, line.tiles // line.warps), min(most, 1))
-    in_registers = min(chunks, (budget - SPARE_CHUNKS) // max(few, 1))
+    cut = SPARE_CUT * (busy and line.tp > 1 and line.partial)
+    in_registers = min(chunks, (budget - SPARE_CHUNKS - cut) // max(few, 1))
     for staged in range(ahead, max(ahead - 2, 0), -1):
         whole = Residency(few, in_registers, max(line.tiles - few * line.warps, 0), 0, staged, 0)
         if few and in_registers and fits(whole):
