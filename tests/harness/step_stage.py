@@ -161,3 +161,25 @@ def nan_cases(stage: Stage, weights: Any) -> Iterator[tuple[str, Any]]:
     spoiled = head.clone()
     spoiled[vocab // 2] = nan
     yield "a head row", stage.case(5, seed=SEED, weights=(embed, spoiled))
+
+
+def why_replays_differ(stage: Stage, rows: int, replays: int) -> str | None:
+    """The first difference from the engine's loop when one captured graph serves other requests from replay to replay, or None: rows in use,
+    states, seeds, positions, temperatures, anchors and logits change."""
+    held = stage.case(rows, seed=SEED)
+    stage.sampler.sample(*held.call_arguments, query_per_row=held.query_per_row)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stage.sampler.sample(*held.call_arguments, query_per_row=held.query_per_row)
+    for replay in range(replays):
+        case = stage.case(rows, seed=SEED + replay, padding_rows=replay % rows)
+        want = case.with_fresh_outputs()
+        EagerLoop(want)()
+        for mine, given in zip(held.call_arguments[:6], case.call_arguments[:6], strict=True):
+            mine.copy_(given)
+        held.poison()
+        graph.replay()
+        found = why_unequal(held, want)
+        if found is not None:
+            return f"replay {replay}: {found}"
+    return None

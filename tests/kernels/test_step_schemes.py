@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from tests.harness.checks import DTYPES  # noqa: E402
-from tests.harness.eager import EagerLoop  # noqa: E402
 from tests.harness.step_extremes import HEATS, MAX_REQS, ROWS, logits_of_one_kind  # noqa: E402
 from tests.harness.step_ranks import EmulatedStepSampler  # noqa: E402
 from tests.harness.step_stage import (  # noqa: E402
@@ -24,6 +23,7 @@ from tests.harness.step_stage import (  # noqa: E402
     Stage,
     nan_cases,
     product_for,
+    why_replays_differ,
     why_unequal,
     why_unlike_the_engine,
     why_unlike_the_oracle,
@@ -119,17 +119,4 @@ def test_ranks_draw_what_one_rank_draws(stage: Stage, world: int) -> None:
 
 
 def test_one_graph_serves_other_requests(stage: Stage) -> None:
-    held = stage.case(9, seed=SEED)
-    stage.sampler.sample(*held.call_arguments, query_per_row=held.query_per_row)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        stage.sampler.sample(*held.call_arguments, query_per_row=held.query_per_row)
-    for replay in range(REPLAYS):
-        case = stage.case(9, seed=SEED + replay, padding_rows=replay % 9)
-        want = case.with_fresh_outputs()
-        EagerLoop(want)()
-        for mine, given in zip(held.call_arguments[:6], case.call_arguments[:6], strict=True):
-            mine.copy_(given)
-        held.poison()
-        graph.replay()
-        assert why_unequal(held, want) is None, replay
+    assert why_replays_differ(stage, 9, REPLAYS) is None

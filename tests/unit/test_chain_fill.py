@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.byte_stores import ByteStores
 from tests.harness.chain_simulator import LANES, _Uint32, device_module
 
 CACHE, RECORDS, DRAFT_IDS = 1 << 40, 1 << 42, 1 << 44
@@ -24,7 +24,7 @@ class _GaveUp(Exception):
     """The kernel reported a wait and trapped."""
 
 
-class _Memory:
+class _Memory(ByteStores):
     """What stands for ptx.py and row_memory.py: bytes, whose stores are counted, a table of ids, and the count of CTAs."""
 
     def __init__(self) -> None:
@@ -40,26 +40,13 @@ class _Memory:
         self.clear()
 
     def clear(self) -> None:
+        ByteStores.__init__(self)
         self.count = 0
-        self.stored: Counter[int] = Counter()
-        self.bytes: dict[int, int] = {}
         self.order: list[str] = []
 
-    def _store(self, address: int, data: bytes) -> None:
+    def store(self, address: int, data: bytes) -> None:
         self.order.append("store")
-        for place, byte in enumerate(data):
-            self.stored[address + place] += 1
-            self.bytes[address + place] = byte
-
-    def stg_u16_if(self, mine: bool, address: int, word: int) -> None:
-        if mine:
-            assert address % 2 == 0
-            self._store(address, struct.pack("<H", word & 0xFFFF))
-
-    def stg_words_if(self, mine: bool, address: int, words: list[int]) -> None:
-        if mine:
-            assert address % (4 * len(words)) == 0, "a store that is not aligned"
-            self._store(address, struct.pack(f"<{len(words)}I", *(word & 0xFFFFFFFF for word in words)))
+        super().store(address, data)
 
     def stg_b128_if(self, mine: bool, address: int, words: list[int]) -> None:
         assert len(words) == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.byte_stores import ByteStores
 from tests.harness.chain_simulator import _Uint32, device_module
 
 DEVICE = Path(__file__).parents[2] / "templates" / "device"
@@ -25,14 +25,13 @@ def _bits(value: float) -> int:
     return struct.unpack("<I", struct.pack("<f", value))[0]
 
 
-class _Memory(ModuleType):
+class _Memory(ByteStores, ModuleType):
     """What stands for ptx.py: a table of ids to read, and the cache, whose stores are counted by byte."""
 
     def __init__(self) -> None:
-        super().__init__("ptx")
+        ModuleType.__init__(self, "ptx")
+        ByteStores.__init__(self)
         self.target_ids: list[int] = []
-        self.stored: Counter[int] = Counter()
-        self.bytes: dict[int, int] = {}
         self.float_of = lambda bits: struct.unpack("<f", struct.pack("<I", bits & 0xFFFFFFFF))[0]
         self.bits_of = lambda value: _Uint32(0x7FFFFFFF if math.isnan(value) else _bits(value))
         self.add_rn = lambda a, b: struct.unpack("<f", struct.pack("<f", a + b))[0]
@@ -41,21 +40,6 @@ class _Memory(ModuleType):
 
     def ldg_b32(self, address: int) -> int:
         return _Uint32(self.target_ids[(address - TARGET_IDS) // 4])
-
-    def _store(self, address: int, data: bytes) -> None:
-        for place, byte in enumerate(data):
-            self.stored[address + place] += 1
-            self.bytes[address + place] = byte
-
-    def stg_u16_if(self, mine: bool, address: int, word: int) -> None:
-        if mine:
-            assert address % 2 == 0
-            self._store(address, struct.pack("<H", word & 0xFFFF))
-
-    def stg_words_if(self, mine: bool, address: int, words: list[int]) -> None:
-        if mine:
-            assert address % (4 * len(words)) == 0, "a store that is not aligned"
-            self._store(address, struct.pack(f"<{len(words)}I", *words))
 
 
 @pytest.fixture(scope="module")
