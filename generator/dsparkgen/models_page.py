@@ -23,9 +23,9 @@ def models_table(plans: Sequence[ModelPlan], device: str, rows: Mapping[str, Seq
         rows: by model, bench rows of the checked-in kernels on one such GPU.
     """
     tps = " | ".join(f"TP {tp}" for tp in TPS)
-    timed = " | ".join(f"rows {n}: us | engine's / own" for n in ROWS)
+    timed = " | ".join(f"rows {n}: alone | engine's / own | with noise | engine's / own" for n in ROWS)
     yield f"| model | vocabulary | rank | N | head MB | {tps} | {timed} |\n"
-    yield "|---" * (5 + len(TPS) + 2 * len(ROWS)) + "|\n"
+    yield "|---" * (5 + len(TPS) + 4 * len(ROWS)) + "|\n"
     for plan in plans:
         spec = plan.spec
         head = spec.vocabulary.draft * 2 * spec.markov.rank_dim / 1e6
@@ -51,14 +51,17 @@ def where(plan: ModelPlan, device: str, tp: int) -> str:
     return f"{found.register_tiles} + {found.resident_tiles} + {found.streamed_tiles}"
 
 
-def _timing(rows: Sequence[Row], count: int) -> tuple[str, str]:
-    """The whole call and the ratio to the engine's loop, of the kernel that a batch of so many rows takes first."""
+def _timing(rows: Sequence[Row], count: int) -> Iterator[str]:
+    """Of the kernel that a batch of so many rows takes first: us alone and with noise, each with the engine's loop to it."""
     for kernel in ("chain", "step", "fused"):
         for row in rows:
             if (row["kernel"], row["tp"], row["rows"]) == (kernel, 1, count):
                 mark = "" if kernel == "chain" else f" ({kernel})"
-                return f"{row['call_us']:.1f}{mark}", f"{row['eager_us'] / row['call_us']:.1f}"
-    return NONE, NONE
+                for us in (row["us"], row["call_us"]):
+                    yield f"{us:.1f}{mark}"
+                    yield f"{row['eager_us'] / us:.1f}"
+                return
+    yield from (NONE,) * 4
 
 
 def step_table(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
