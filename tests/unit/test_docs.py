@@ -59,7 +59,7 @@ def test_a_current_run_is_quoted(tmp_path: Path) -> None:
     assert f"{readme.MODEL} on h200" in text
     assert readme.ONLY_EARLIER_RUNS not in text
     assert text.count("| 1000 |") == 1
-    assert "| 1000 | 5 | 8 | 100.0 | 80.0 | 25.0 | 4.0 | 20.0 | 50 % |" in text
+    assert "| 1000 | 5 | 8 | 100.0 | 80.0 | 20.0 | 50 % | 5.0 | 25.0 | 4.0 |" in text
 
 
 def test_a_run_of_earlier_code_is_not_quoted(tmp_path: Path) -> None:
