@@ -549,10 +549,10 @@ def parse_spec(document: Document, *, stem: str) -> ModelSpec:
         InvalidFile: With every problem.
     """
     number = document.data.get("format")
-    if "format" in document.data and (isinstance(number, bool) or number != FORMAT):
-        way = (
-            "update dsparkgen, which reads a later one" if isinstance(number, int) and number > FORMAT else "see docs/"
-        )
+    if "format" in document.data and (type(number) is not int or number != FORMAT):
+        later = type(number) is int and number > FORMAT
+        expected = f"expected `format = {FORMAT}`, see docs/spec-reference.md"
+        way = "update dsparkgen, which reads a later one" if later else expected
         message = f"must be {FORMAT}, the spec format of this dsparkgen (got {show(number)}); {way}"
         raise InvalidFile([document.problem(("format",), message)])
     problems: list[Problem] = []

@@ -20,9 +20,9 @@ PUBLIC = {
     "glm_5_2": (154880, 154880, 256, 7, False),
     "glm_5_3": (154880, 154880, 256, 8, True),
     "kimi_k3": (163840, 163840, 256, 7, True),
-    "laguna_xs": (100352, 100352, 256, 15, False),
+    "laguna_xs": (100352, 100352, 256, 15, False),  # not stated either, and no class was seen: 15 of a block of 16
     "minimax_m3": (200064, 200064, 256, 8, True),
-    "muse_spark": (202048, 202048, 256, 15, SPECS["muse_spark"].draft.sample_from_anchor),  # not stated anywhere
+    "muse_spark": (202048, 202048, 256, 15, True),  # not stated anywhere: the default of its vLLM class
     "qwen3_4b": (151936, 151936, 256, 7, True),
     "qwen3_8_27b": (248320, 248320, 256, 7, True),
     "qwen3_8b": (151936, 151936, 256, 7, True),

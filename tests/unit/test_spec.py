@@ -17,6 +17,38 @@ ROOT = Path(__file__).parents[2]
 ERRORS = ROOT / "tests" / "golden" / "errors"
 CASES = sorted(path.stem for path in ERRORS.glob("*.toml"))
 VALID = (ROOT / "specs" / "deepseek_v41.toml").read_bytes()
+# The tables that no checked-in spec has.
+TABLES = b"""
+[packet]
+words = 4
+
+[[packet.fields]]
+name = "token"
+word = 0
+words = 2
+
+[[packet.fields]]
+name = "score"
+word = 3
+
+[[packet.fields]]
+name = "nan"
+word = 2
+
+[step]
+default_block = 4096
+pdl_max_rows = 16
+
+[[step.block_sizes]]
+max_rows = 4
+block = 1024
+
+[[step.block_sizes]]
+max_rows = 64
+block = 2048
+"""
+EVERY_TABLE = VALID + TABLES
+BASES = pytest.mark.parametrize("base", [VALID, EVERY_TABLE], ids=["deepseek_v41", "every table"])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -84,10 +116,18 @@ def test_fuzz_bytes(raw: bytes) -> None:
     _parse(raw)
 
 
-@settings(max_examples=250, deadline=None)
+def test_the_spec_with_every_table_is_valid() -> None:
+    spec = parse_spec(parse_document(EVERY_TABLE, "x.toml"), stem="deepseek_v41")
+    assert [(field.name, field.word) for field in spec.packet.fields] == [("token", 0), ("score", 3), ("nan", 2)]
+    assert [(line.max_rows, line.block) for line in spec.step.block_sizes] == [(4, 1024), (64, 2048)]
+    assert set(tomllib.loads(EVERY_TABLE.decode())) == set(ModelSpec.model_fields)
+
+
+@BASES
+@settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_fuzz_edits_of_a_valid_spec(data: st.DataObject) -> None:
-    raw = bytearray(VALID)
+def test_fuzz_edits_of_a_valid_spec(base: bytes, data: st.DataObject) -> None:
+    raw = bytearray(base)
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(raw)))
         length = data.draw(st.integers(0, 12))
@@ -126,11 +166,12 @@ VALUES = st.sampled_from(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@BASES
+@settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_fuzz_values_of_a_valid_spec(data: st.DataObject) -> None:
+def test_fuzz_values_of_a_valid_spec(base: bytes, data: st.DataObject) -> None:
     """Any value at any key, the tables included."""
-    lines = VALID.decode().splitlines()
+    lines = base.decode().splitlines()
     for _ in range(data.draw(st.integers(1, 3))):
         index = data.draw(st.sampled_from([i for i, line in enumerate(lines) if " = " in line]))
         key = lines[index].split(" = ")[0]
@@ -139,10 +180,10 @@ def test_fuzz_values_of_a_valid_spec(data: st.DataObject) -> None:
 
 
 def test_fuzz_replaces_whole_tables() -> None:
-    tables = [name for name, value in tomllib.loads(VALID.decode()).items() if isinstance(value, dict)]
+    tables = [name for name, value in tomllib.loads(EVERY_TABLE.decode()).items() if isinstance(value, dict)]
     for name in tables:
         for value in ("5", "[]", "[{}]", "'x'", "{}", "nan"):
-            text = re.sub(rf"\[{name}(\.\w+)?\]\n([^\[\n].*\n|\n)*", "", VALID.decode())
+            text = re.sub(rf"\[+{name}(\.\w+)?\]+\n([^\[\n].*\n|\n)*", "", EVERY_TABLE.decode())
             _parse(text.replace("format = 1", f"format = 1\n{name} = {value}").encode())
 
 
