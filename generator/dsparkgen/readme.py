@@ -13,7 +13,7 @@ from dsparkgen import models_page
 from dsparkgen.device import load_devices
 from dsparkgen.evidence import current_rows, is_verified
 from dsparkgen.plan import plan_model, render_text
-from dsparkgen.scaling import Scaling, recorded
+from dsparkgen.scaling import Scaling, recorded, unverified
 from dsparkgen.scaling import table as scaling_table
 from dsparkgen.spec import read_spec, read_specs
 from dsparkgen.tree import read_manifest
@@ -69,7 +69,11 @@ def scaling(root: Path) -> str:
     spec = read_specs(root / "specs")[MODEL]
     found = Scaling(spec.vocabulary.draft, spec.draft.num_steps, _recorded(root)[MODEL])
     lines = list(found.lines())
-    return "".join(scaling_table(lines)) if lines else NO_RUN
+    if not lines:
+        return NO_RUN
+    kernels = read_manifest(root / "generated").get("kernels", {})
+    remarks = "".join(unverified(lines, root / "benchmarks" / "results", DEVICE, MODEL, kernels))
+    return "".join(scaling_table(lines)) + (f"\n{remarks}" if remarks else "")
 
 
 def startup(root: Path) -> str:
