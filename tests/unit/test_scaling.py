@@ -137,12 +137,32 @@ def test_every_model_has_a_line_with_its_residency_and_its_own_timings() -> None
     assert header.count("|") == rule.count("|") == lines[0].count("|") and len(lines) == len(plans)
     (line,) = [line for line in lines if line.startswith("| deepseek_v41 |")]
     assert (
-        line.endswith("| 46.0 | 10.0 | 50.0 | 9.2 | 60.0 | 10.0 | 64.0 | 9.4 |\n")
-        and "| 129280 | 256 | 5 | 66 |" in line
+        "| 46.0 | 10.0 | 50.0 | 9.2 | 60.0 | 10.0 | 64.0 | 9.4 | [svg]" in line and "| 129280 | 256 | 5 | 66 |" in line
     )
+    assert line.endswith("(../benchmarks/results/h200/deepseek_v41.svg) |\n")
+    assert all(other.endswith("| - | - |\n") for other in lines if other != line)
     plan = next(plan for plan in plans if plan.spec.model.name == "deepseek_v41")
     tiles = sum(map(int, models_page.where(plan, "h200", 1).split(" + ")))
     assert tiles == plan.line("h200", 1, 1).tiles and models_page.where(plan, "h200", 3) == "-"
+
+
+def test_models_below_the_targets_are_named() -> None:
+    """A head of 66 MB is to be drawn in 1 / 3.5 of the engine's time, one of 134 MB in 1 / 2.1."""
+    specs = list(read_specs(ROOT / "specs").values())
+
+    def of(ratio: float, **more: Any) -> dict[str, Any]:
+        return row(1, 10.0, vocab=129280) | {"eager_us": 10.0 * ratio} | more
+
+    def said(small: float, large: float) -> str:
+        wide = of(large, vocab_size=262144, num_steps=7)
+        rows = {"deepseek_v41": [of(small), of(1.0, rows=8), of(1.0, vocab_size=64640)], "gemma4_12b": [wide]}
+        return "".join(models_page.misses(specs, rows))
+
+    assert f"2 of {len(specs)} models are recorded; none of them is below that." in said(3.5, 2.1)
+    assert said(3.49, 2.09).endswith("below that: deepseek_v41 (3.49 of 3.5), gemma4_12b (2.09 of 2.1).\n")
+    assert said(2.2, 2.2).endswith("below that: deepseek_v41 (2.20 of 3.5).\n")
+    assert "at most 80 MB, 2.1 times where it is larger" in said(4.0, 4.0)
+    assert "".join(models_page.misses(specs, {})) == ""
 
 
 def test_a_batch_shows_the_kernel_that_it_takes() -> None:
@@ -161,6 +181,6 @@ def test_pages_are_current() -> None:
     from dsparkgen import readme
 
     assert json.loads((ROOT / "generated" / "MANIFEST.json").read_text())["kernels"]
-    for name in ("docs/models.md", "docs/packs.md", "docs/scaling.md"):
+    for name, parts in readme.PAGES.items():
         text = (ROOT / name).read_text()
-        assert text == readme.fill(text, ROOT, readme.PAGES[name]), "run `make docs`"
+        assert text == readme.fill(text, ROOT, parts), f"{name}: run `make docs`"
