@@ -49,7 +49,7 @@ def recorded(root: Path) -> dict[Path, str]:
     kernels = read_manifest(root / "generated").get("kernels", {})
     results = root / "benchmarks" / "results"
     specs = read_specs(root / "specs")
-    found = {}
+    found: dict[Path, str] = {}
     for path in sorted(results.glob("*/*.json")):
         device, model = path.parent.name, path.stem
         if model not in specs:  # `dsparkgen check` refuses the file
