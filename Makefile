@@ -50,9 +50,9 @@ sanitize: ## compute-sanitizer over the kernels on a small shape: needs a GPU an
 bench-tp: ## the chain over TP GPUs (TP=2): tests, verification, timings; needs the GPUs and, as PYTHON, a Python with their PyTorch
 	@PYTHON=$(PYTHON) scripts/bench_tp.sh $(TP)
 
-docs: $(STAMP) ## rewrite what the pages take from code and recorded runs
+docs: $(STAMP) ## rewrite what the pages take from code and recorded runs, and draw these runs' pictures
 	@$(BIN)/python -m dsparkgen.reference docs/spec-reference.md
-	@$(BIN)/python -m dsparkgen.readme README.md docs/models.md docs/packs.md docs/scaling.md
+	@$(BIN)/python -m dsparkgen.readme
 
 format: $(STAMP) ## ruff format over the hand-written Python
 	@$(BIN)/ruff format generator templates tests

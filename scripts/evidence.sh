@@ -6,7 +6,7 @@
 #
 # deepseek_v41 comes first by default: 200 random batches a pair of data types, 10,000 graph replays, single-GPU shards, other shapes and the
 # sweep over vocabularies. The others get a few batches at four row counts, a process each. Each model is recorded as soon as it is done, so
-# that a run cut short keeps what it has. Ends with 1 when a part failed.
+# that a run cut short keeps what it has. Ends with 1 when a part failed. `make docs` then draws the rows' pictures and writes the pages.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}

@@ -30,9 +30,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dsparkgen import evidence, prefill, rank_timings
+from dsparkgen import evidence, pictures, prefill, rank_timings
 from dsparkgen.device import DeviceSpec, read_devices
-from dsparkgen.gpu import CannotTell, Product, generated_models, harness, load_product, need_cuda, this_device
+from dsparkgen.gpu import CannotTell, Product, generated_models, load_product, need_cuda, this_device
 from dsparkgen.rank_timings import RankJob
 from dsparkgen.render import render, render_package
 from dsparkgen.spec import ModelSpec, read_specs
@@ -126,8 +126,8 @@ def run_bench(
         jobs: Processes that prepare at a time; default: one a core.
         seconds: Bound of each process; what it has not measured by then has failed.
         json_path: Where to write this run as JSON.
-        plot_path: Where to write an SVG of each model's rows, as <name>-<model>.svg where there are several; the sweep goes
-            beside it as <name>-sweep.svg.
+        plot_path: Where to write an SVG of each model's rows, as <name>-<model>.svg where there are several; one row over
+            vocabularies, where more than one was measured, goes beside it as <name>-sweep.svg.
         record: Merge the rows into the checked-in results.
         command: What to record as the command; default: this process's.
 
@@ -173,7 +173,7 @@ def run_bench(
                     _record(results, device, model, command, found)
                 if plot_path is not None:
                     path = plot_path if len(products) == 1 else plot_path.with_stem(f"{plot_path.stem}-{model}")
-                    _plot(root, known[model], device, found, path, sweep)
+                    _plot(root, known[model], device, found, path)
     except CannotTell as error:
         print(f"bench: {error}", file=sys.stderr)
         return CANNOT_TELL
@@ -445,19 +445,6 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
 
 
-def _plot(
-    root: Path, spec: ModelSpec, device: str, rows: Sequence[Mapping[str, Any]], path: Path, with_sweep: bool
-) -> None:
-    plot = harness(root, "benchmarks.plot")
-    alone = [row for row in rows if row["tp"] == 1]
-    own = [row for row in alone if row["vocab_size"] == spec.vocabulary.draft and row["kernel"] == "chain"]
-    if own:
-        path.write_text(plot.bars(f"{spec.model.title} on {device}, cold L2", own), encoding="utf-8")
-    if with_sweep:
-        swept = [
-            row
-            for row in alone
-            if row["kernel"] != "step" and row["rows"] == 1 and row["num_steps"] == spec.draft.num_steps
-        ]
-        text = plot.sweep(f"{spec.model.title}: one row over the vocabulary, {device}", swept)
-        path.with_name(f"{path.stem}-sweep.svg").write_text(text, encoding="utf-8")
+def _plot(root: Path, spec: ModelSpec, device: str, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    for name, text in pictures.of_model(root, spec, device, rows).items():
+        path.with_name(f"{path.stem}{name}{path.suffix}").write_text(text, encoding="utf-8")

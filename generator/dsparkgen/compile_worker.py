@@ -23,7 +23,7 @@ def list_model(model: str, kernels: list[str]) -> Answer:
     """The builds a generated model offers.
 
     Returns {"plans": [[device, tp, row slots], ...], "devices": {name: [major, minor]}, "base_dtypes", "cache_dtypes",
-    "named": {kernel: [build name, ...]}}, the last for all kernels but the chain.
+    "draft_vocab_size", "named": {kernel: [build name, ...]}}, the last for all kernels but the chain.
     """
     config = importlib.import_module(f"dspark_kernels.{model}.config")
     named = {}
@@ -36,6 +36,7 @@ def list_model(model: str, kernels: list[str]) -> Answer:
         "devices": {name: list(values[0]) for name, values in config.DEVICES.items()},
         "base_dtypes": list(config.BASE_DTYPES),
         "cache_dtypes": list(config.CACHE_DTYPES),
+        "draft_vocab_size": config.DRAFT_VOCAB_SIZE,
         "named": named,
     }
 

@@ -282,12 +282,20 @@ def render_table(table: Sequence[KernelState]) -> str:
     )
 
 
-def is_verified(results: Path, device: str, model: str, kernel: str, kernels: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the checked-in code of a kernel was verified on one such GPU."""
+def verified_ranks(
+    results: Path, device: str, model: str, kernel: str, kernels: Mapping[str, Mapping[str, Any]]
+) -> set[tuple[int, bool]]:
+    """Over how many ranks the checked-in code of a kernel was verified on such GPUs, 1 for one alone, and whether one GPU emulated them."""
     path = results_path(results, device, model)
     current = kernels.get(f"{model}/{kernel}", {}).get("inputs")
     entries = load(path)["verified"] if path.exists() else []
-    return any((x["kernel"], x.get("tp", 1), x["inputs"]) == (kernel, 1, current) for x in entries)
+    own = (entry for entry in entries if (entry["kernel"], entry["inputs"]) == (kernel, current))
+    return {(entry.get("tp", 1), bool(entry.get("emulated"))) for entry in own}
+
+
+def is_verified(results: Path, device: str, model: str, kernel: str, kernels: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the checked-in code of a kernel was verified on one such GPU."""
+    return (1, False) in verified_ranks(results, device, model, kernel, kernels)
 
 
 def current_rows(

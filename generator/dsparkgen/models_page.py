@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dsparkgen import pictures
 from dsparkgen.plan import ModelPlan, numbers
 from dsparkgen.spec import ModelSpec
 
 TPS = (1, 2, 4, 8)
+# The engine's loop takes at least so many times as long as the kernels alone for one row, by the largest head in MB.
+TARGETS = ((80.0, 3.5), (float("inf"), 2.1))
 ROWS = (1, 8)
 NONE = "-"
 Row = Mapping[str, Any]
@@ -23,17 +26,51 @@ def models_table(plans: Sequence[ModelPlan], device: str, rows: Mapping[str, Seq
         rows: by model, bench rows of the checked-in kernels on one such GPU.
     """
     tps = " | ".join(f"TP {tp}" for tp in TPS)
-    timed = " | ".join(f"rows {n}: alone | engine's / own | with noise | engine's / own" for n in ROWS)
-    yield f"| model | vocabulary | rank | N | head MB | {tps} | {timed} |\n"
-    yield "|---" * (5 + len(TPS) + 4 * len(ROWS)) + "|\n"
+    timed = " | ".join(f"rows {n}: alone | engine / alone | with noise | engine / with noise" for n in ROWS)
+    yield f"| model | vocabulary | rank | N | head MB | {tps} | {timed} | picture |\n"
+    yield "|---" * (6 + len(TPS) + 4 * len(ROWS)) + "|\n"
     for plan in plans:
         spec = plan.spec
-        head = spec.vocabulary.draft * 2 * spec.markov.rank_dim / 1e6
-        shape = (vocabulary(spec), spec.markov.rank_dim, spec.draft.num_steps, f"{head:.0f}")
+        shape = (vocabulary(spec), spec.markov.rank_dim, spec.draft.num_steps, f"{head_mb(spec):.0f}")
         residency = (where(plan, device, tp) for tp in TPS)
-        own = [row for row in rows.get(spec.model.name, ()) if row["vocab_size"] == spec.vocabulary.draft]
+        own = own_rows(spec, rows)
         cells = [spec.model.name, *shape, *residency, *(cell for n in ROWS for cell in _timing(own, n))]
+        drawn = pictures.own_rows(spec, own)
+        cells.append(f"[svg](../benchmarks/results/{device}/{spec.model.name}.svg)" if drawn else NONE)
         yield f"| {' | '.join(map(str, cells))} |\n"
+
+
+def misses(specs: Sequence[ModelSpec], rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """Sentences on which recorded models are below `TARGETS`; nothing where none is recorded.
+
+    Args:
+        specs: of every model.
+        rows: as for `models_table`.
+    """
+    ratios = {spec.model.name: ratio for spec in specs if (ratio := _ratio(own_rows(spec, rows), 1)) is not None}
+    below = []
+    for spec in specs:
+        wanted = next(target for largest, target in TARGETS if head_mb(spec) <= largest)
+        ratio = ratios.get(spec.model.name, wanted)
+        if ratio < wanted:
+            below.append(f"{spec.model.name} ({ratio:.2f} of {wanted})")
+    if ratios:
+        (largest, small), (_, large) = TARGETS
+        yield f"Aimed at, for one row: the engine's loop at least {small} times as long as the kernels alone where the head is at most "
+        yield f"{largest:.0f} MB, {large} times where it is larger. "
+        yield f"{len(ratios)} of {len(specs)} models are recorded; "
+        yield f"below that: {', '.join(below)}.\n" if below else "none of them is below that.\n"
+
+
+def head_mb(spec: ModelSpec) -> float:
+    """The Markov head in bf16, in millions of bytes."""
+    return spec.vocabulary.draft * 2 * spec.markov.rank_dim / 1e6
+
+
+def own_rows(spec: ModelSpec, rows: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """A model's rows of its own vocabulary and positions."""
+    wanted = (spec.vocabulary.draft, spec.draft.num_steps)
+    return [row for row in rows.get(spec.model.name, ()) if (row["vocab_size"], row["num_steps"]) == wanted]
 
 
 def vocabulary(spec: ModelSpec) -> str:
@@ -51,17 +88,31 @@ def where(plan: ModelPlan, device: str, tp: int) -> str:
     return f"{found.register_tiles} + {found.resident_tiles} + {found.streamed_tiles}"
 
 
-def _timing(rows: Sequence[Row], count: int) -> Iterator[str]:
-    """Of the kernel that a batch of so many rows takes first: us alone and with noise, each with the engine's loop to it."""
+def _first(rows: Sequence[Row], count: int) -> Row | None:
+    """The row of the kernel that a batch of so many rows takes first, on one GPU; None where none is recorded."""
     for kernel in ("chain", "step", "fused"):
         for row in rows:
             if (row["kernel"], row["tp"], row["rows"]) == (kernel, 1, count):
-                mark = "" if kernel == "chain" else f" ({kernel})"
-                for us in (row["us"], row["call_us"]):
-                    yield f"{us:.1f}{mark}"
-                    yield f"{row['eager_us'] / us:.1f}"
-                return
-    yield from (NONE,) * 4
+                return row
+    return None
+
+
+def _ratio(rows: Sequence[Row], count: int) -> float | None:
+    """How many times as long as the kernels alone the engine's loop takes; None where nothing is recorded."""
+    row = _first(rows, count)
+    return None if row is None else float(row["eager_us"] / row["us"])
+
+
+def _timing(rows: Sequence[Row], count: int) -> Iterator[str]:
+    """Of the kernel that a batch of so many rows takes first: us alone and with noise, each with the engine's loop to it."""
+    row = _first(rows, count)
+    if row is None:
+        yield from (NONE,) * 4
+        return
+    mark = "" if row["kernel"] == "chain" else f" ({row['kernel']})"
+    for us in (row["us"], row["call_us"]):
+        yield f"{us:.1f}{mark}"
+        yield f"{row['eager_us'] / us:.1f}"
 
 
 def step_table(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
@@ -70,7 +121,7 @@ def step_table(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
     if not found:
         return
     yield "| model | rows | step kernels: us | bias GEMMs alone | their share | floor "
-    yield "| engine's loop | / own | without transform | / own | fused loop | / own |\n"
+    yield "| engine's loop | engine / step | without transform | that / step | fused loop | fused / step |\n"
     yield "|---" * 12 + "|\n"
     for model, row in sorted(found, key=lambda one: (one[0], one[1]["rows"])):
         us, gemm = row["call_us"], row["gemm_us"]

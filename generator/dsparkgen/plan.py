@@ -374,36 +374,103 @@ def floor_us(
 def reasons(plan: ModelPlan, line: Any) -> dict[str, str]:
     """Why each number of a plan line is what it is."""
     spec, device = plan.spec, plan.devices[line.device]
-    chunks = layout.chunks_of(spec.markov.rank_dim)
     n, placed = numbers(plan, line), line.bf16
-    streams = n.streamed_tiles > 0
     hop = f"{device.rank_hop_us} us ({device.provenance['rank_hop_us']})"
     hops = f"{spec.draft.num_steps} hops to another GPU of {hop}, " if line.tp > 1 else ""
     return {
         "ctas": f"one a streaming multiprocessor of {device.title}",
         "warps": f"{WARPS}: 3 a scheduler with 168 registers a lane",
         "tiles": f"ceil(ceil({plan.shards[line.tp]} / {TILE_ROWS}) / {line.ctas}): contiguous, balanced to one tile",
-        "register_tiles": f"{placed.register_tiles} a warp, {placed.register_chunks} of {chunks} chunks in registers "
-        f"({placed.register_tiles * placed.register_chunks * 8} words a lane), the rest in shared memory; "
-        + (
-            "through a slot of each warp"
-            if layout.stages_register_tiles(spec.markov.rank_dim)
-            else "by loads of each lane"
-        ),
-        "resident": f"what is left of {device.smem_per_block_bytes} bytes beside the ring, {line.row_slots} row(s) of staged inputs "
-        "and the embeddings",
+        "register_tiles": _register_reason(spec, line),
+        "resident": _resident_reason(n, line, device),
         "ring": f"{placed.ring * layout.slot_bytes(spec.markov.rank_dim) // 1024} KiB under way or being read, so that L2 gives "
         f"{device.l2_bytes_per_s / 1e12:.1f} TB/s; {max(n.streamed_tiles - placed.ring, 0)} of {n.streamed_tiles} tiles a position"
-        if streams
+        if n.streamed_tiles
         else "everything stays on the chip",
-        "keep": "all streamed tiles fit into L2"
-        if placed.keep == n.streamed_tiles
-        else f"{L2_SHARE} of {device.l2_bytes / 2**20:.0f} MiB of L2; the others are read from memory each position",
-        "shared_bytes": f"of {device.smem_per_block_bytes}",
+        "ahead": _ahead_reason(spec, line),
+        "keep": _keep_reason(n, line, device),
+        "shared_bytes": _shared_reason(spec, line, device),
+        "l2_bytes": f"{max(n.streamed_tiles - placed.ring, 0)} tiles of each of {line.ctas} CTAs: those streamed, but for the "
+        f"{placed.ring} that wait in the ring when a position begins"
+        if n.streamed_tiles
+        else "nothing is streamed",
+        "hbm_bytes": _hbm_reason(plan, line, n),
         "floor_us": f"{n.head_bytes / 1e6:.1f} MB of head and the inputs and outputs once at {device.hbm_bytes_per_s / 1e12:.2f} TB/s "
         "(what is streamed again from L2 is not counted), "
         f"{spec.draft.num_steps} barriers of {device.grid_barrier_us} us, {hops}{device.launch_us} us of launch",
     }
+
+
+def _register_reason(spec: ModelSpec, line: Any) -> str:
+    chunks, placed = layout.chunks_of(spec.markov.rank_dim), line.bf16
+    staged = layout.stages_register_tiles(spec.markov.rank_dim)
+    if placed.register_tiles == 0:
+        if staged:
+            return f"none: the {WARPS} slots that such tiles come in through do not fit beside embeddings and staged inputs"
+        if not placed.ring:
+            return "none: shared memory holds all tiles, and bulk copies beat the loads of lanes"
+        if line.tp > 1:
+            return "none: what several ranks need beside tiles that lanes load for themselves would spill"
+        return "none: their chunks in shared memory would leave no room for a ring"
+    how = "through a slot of each warp" if staged else "by loads of each lane"
+    return (
+        f"{placed.register_tiles} a warp, {placed.register_chunks} of {chunks} chunks in registers "
+        f"({placed.register_tiles * placed.register_chunks * 8} words a lane), the rest in shared memory; {how}"
+    )
+
+
+def _resident_reason(n: Numbers, line: Any, device: DeviceSpec) -> str:
+    beside = f"{line.row_slots} row(s) of staged inputs and the embeddings"
+    if n.streamed_tiles:
+        left = f"what is left of {device.smem_per_block_bytes} bytes beside the ring, {beside}"
+        return left if n.resident_tiles else f"none: the ring takes {left}"
+    if n.resident_tiles:
+        return f"all tiles that are not in registers; with {beside} {n.shared_bytes} of {device.smem_per_block_bytes} bytes"
+    return "none: all tiles are in registers"
+
+
+def _ahead_reason(spec: ModelSpec, line: Any) -> str:
+    ahead, most = line.bf16.ahead, -(-line.tiles // line.warps)
+    large = not layout.stages_register_tiles(spec.markov.rank_dim)
+    wanted = STAGED_LARGE_TILES if large else STAGED_TILES[line.row_slots]
+    what = f"{ahead} tile{'s' if ahead > 1 else ''} whose base logits and noise a warp has under way"
+    if ahead == most <= wanted:
+        return f"{what}: all that the warp with most has"
+    if ahead < wanted:
+        return f"{what}: {wanted} do not fit beside the tiles"
+    return f"{what}: about 2 us of work" + (", large tiles take longer each" if large else "")
+
+
+def _keep_reason(n: Numbers, line: Any, device: DeviceSpec) -> str:
+    if not n.streamed_tiles:
+        return "nothing is streamed"
+    l2 = f"{device.l2_bytes / 2**20:.0f} MiB of L2"
+    if line.bf16.keep == n.streamed_tiles:
+        return f"all streamed tiles fit into {L2_WHOLE} of {l2}"
+    return f"{L2_SHARE} of {l2}; the others are read from memory each position"
+
+
+def _shared_reason(spec: ModelSpec, line: Any, device: DeviceSpec) -> str:
+    """What shared memory goes to. Sizes are those of the layout, with its padding to 128 bytes."""
+    at = layout.shared_layout(line, spec.markov.rank_dim, spec.draft.num_steps, BYTES["bf16"])
+    parts = {
+        "slots of tiles": at.embedding - at.slots,
+        "embeddings": at.parked - at.embedding,
+        "register tiles' other chunks": at.keys - at.parked,
+        "staged inputs": at.total - at.inputs,
+        "tables and barriers": at.inputs - at.keys,
+    }
+    shares = ", ".join(f"{name} {size / 1024:.1f} KiB" for name, size in parts.items() if size)
+    return f"of {device.smem_per_block_bytes}: {shares}"
+
+
+def _hbm_reason(plan: ModelPlan, line: Any, n: Numbers) -> str:
+    spec = plan.spec
+    base = line.row_slots * plan.shards[line.tp] * (BYTES["bf16"] + layout.NOISE_BYTES)
+    cache = line.row_slots * spec.vocabulary.target * BYTES["bf16"]
+    head = n.hbm_bytes_per_position - base - cache
+    tiles = f"{head / 1e6:.1f} MB of streamed tiles that L2 is not asked to keep, " if head else ""
+    return f"{tiles}{base / 1e6:.1f} MB of base logits and noise, {cache / 1e6:.1f} MB of cache for {line.row_slots} row(s)"
 
 
 def _asked(plan: ModelPlan, device: str, tps: Sequence[int], rows: Sequence[int]) -> list[Any]:

@@ -1,23 +1,23 @@
-"""The parts of pages that are written from the repository: plans, and the timings of recorded runs.
+"""The parts of pages that are written from the repository: plans, and the timings of recorded runs; and these runs' pictures.
 
-python -m dsparkgen.readme README.md docs/models.md docs/packs.md docs/scaling.md
+python -m dsparkgen.readme    # all pages and pictures
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsparkgen import models_page
+from dsparkgen import models_page, pictures
 from dsparkgen.device import load_devices
 from dsparkgen.evidence import current_rows, is_verified
 from dsparkgen.plan import plan_model, render_text
-from dsparkgen.scaling import Scaling, recorded
+from dsparkgen.scaling import Scaling, recorded, unverified
 from dsparkgen.scaling import table as scaling_table
 from dsparkgen.spec import read_spec, read_specs
 from dsparkgen.tree import read_manifest
 
+HIDDEN_US = 0.5  # less than this of a launch hidden is called so
 MODEL, DEVICE, ROWS = "deepseek_v41", "h200", (1, 8)
 NO_RUN = "No run of the checked-in kernels is recorded yet.\n"
 ONLY_EARLIER_RUNS = (
@@ -53,10 +53,12 @@ def timings(root: Path) -> str:
 
 
 def models(root: Path) -> str:
-    """Markdown table of every model of specs/: shape, residency, timings. Raises as `timings` does."""
-    devices = load_devices(root)
-    plans = [plan_model(spec, devices) for spec in read_specs(root / "specs").values()]
-    return "".join(models_page.models_table(plans, DEVICE, _recorded(root)))
+    """Markdown table of every model of specs/: shape, residency, timings, and which of them are slower than aimed at. Raises as
+    `timings` does."""
+    devices, specs, found = load_devices(root), list(read_specs(root / "specs").values()), _recorded(root)
+    table = models_page.models_table([plan_model(spec, devices) for spec in specs], DEVICE, found)
+    remarks = "".join(models_page.misses(specs, found))
+    return "".join(table) + (f"\n{remarks}" if remarks else "")
 
 
 def steps(root: Path) -> str:
@@ -69,7 +71,33 @@ def scaling(root: Path) -> str:
     spec = read_specs(root / "specs")[MODEL]
     found = Scaling(spec.vocabulary.draft, spec.draft.num_steps, _recorded(root)[MODEL])
     lines = list(found.lines())
-    return "".join(scaling_table(lines)) if lines else NO_RUN
+    if not lines:
+        return NO_RUN
+    kernels = read_manifest(root / "generated").get("kernels", {})
+    remarks = "".join(unverified(lines, root / "benchmarks" / "results", DEVICE, MODEL, kernels))
+    return "".join(scaling_table(lines)) + (f"\n{remarks}" if remarks else "")
+
+
+def pdl(root: Path) -> str:
+    """Markdown table of what the chain adds behind a kernel that lets it start early; a sentence where nothing is recorded. Raises as
+    `timings` does."""
+    rows = [row for row in _recorded(root)[MODEL] if "pdl_us" in row]
+    return "".join(_pdl_table(rows)) if rows else NO_RUN
+
+
+def _pdl_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "| vocabulary | N | rows | ordinary launch: visible us | programmatic: visible us | hidden us |\n"
+    yield "|---" * 6 + "|\n"
+    little = []
+    for row in sorted(rows, key=lambda row: (row["vocab_size"], row["num_steps"], row["rows"])):
+        hidden = row["pdl_off_us"] - row["pdl_us"]
+        cells = [row["vocab_size"], row["num_steps"], row["rows"]]
+        cells += [f"{us:.2f}" for us in (row["pdl_off_us"], row["pdl_us"], hidden)]
+        yield f"| {' | '.join(map(str, cells))} |\n"
+        if hidden < HIDDEN_US:
+            little.append(f"{row['vocab_size']} x {row['num_steps']} rows {row['rows']} ({hidden:.2f})")
+    if little:
+        yield f"\nLess than {HIDDEN_US} us hidden: {', '.join(little)}.\n"
 
 
 def startup(root: Path) -> str:
@@ -111,6 +139,7 @@ def _recorded(root: Path) -> dict[str, list[dict[str, Any]]]:
 
 PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     "README.md": {"plan": plan, "timings": timings},
+    "docs/kernel-notes.md": {"pdl": pdl},
     "docs/models.md": {"models": models, "steps": steps},
     "docs/packs.md": {"startup": startup},
     "docs/scaling.md": {"scaling": scaling},
@@ -132,9 +161,10 @@ def fill(text: str, root: Path, parts: Mapping[str, Callable[[Path], str]] = PAR
 def _table(device: str, model: str, rows: Sequence[Mapping[str, Any]], *, verified: bool) -> Iterator[str]:
     if not verified:
         yield f"These are timings alone: the verification of {model} recorded on {device} is of earlier code, or missing.\n\n"
-    yield f"{model} on {device}, microseconds a step of N draft positions, L2 cold (median); the chain alone, as behind noise that was\n"
-    yield "drawn while the draft LM head ran, and with its noise kernel ahead of it; both loops draw their noise themselves:\n\n"
-    yield "| vocabulary | N | rows | engine's loop | fused loop | chain alone | of the floor | engine / alone | with noise | engine / own |\n"
+    yield f"{model} on {device}: microseconds for all N draft positions, L2 cold, median. *Chain alone* is the chain's launch, its noise drawn\n"
+    yield "before, as an engine does while the draft LM head runs; *with noise* the call draws the noise first. The engine's loop and the\n"
+    yield "fused loop draw their noise in their own kernels. *Engine / ...* is how many times as long the engine's loop takes.\n\n"
+    yield "| vocabulary | N | rows | engine's loop | fused loop | chain alone | floor / alone | engine / alone | with noise | engine / with noise |\n"
     yield "|---" * 10 + "|\n"
     for row in sorted(rows, key=lambda row: (row["vocab_size"], row["num_steps"], row["rows"])):
         eager, us, call = row["eager_us"], row["us"], row["call_us"]
@@ -146,6 +176,7 @@ def _table(device: str, model: str, rows: Sequence[Mapping[str, Any]], *, verifi
 
 if __name__ == "__main__":
     repository = Path(__file__).parents[2]
-    for name in sys.argv[1:]:
+    for name, parts in PAGES.items():
         page = repository / name
-        page.write_text(fill(page.read_text(), repository, PAGES[name]))
+        page.write_text(fill(page.read_text(), repository, parts))
+    pictures.write(repository)

@@ -12,8 +12,8 @@ PAGE_INTRODUCTION = """\
 # Registers and shared memory of every kernel
 
 Written by `dsparkgen compile --page`: for each model and arch the chain at its smallest and largest TP size, for row slots {slots} in that
-order, with one pair of data types, which the models take in turn, and one build of each other kernel. Registers are 32-bit, a thread; shared
-memory is KiB a block.
+order, and at a size that leaves pad rows in the last shard where these do not and another does, with one pair of data types, which the models
+take in turn, and one build of each other kernel. Registers are 32-bit, a thread; shared memory is KiB a block.
 Compiled with {compilers}. Digests are those of the code that was compiled.
 """
 

@@ -11,6 +11,8 @@ from .rank_group import RankGroup
 from .symmetric_buffer import MOST_RANKS
 
 FEWEST_RANKS = 2
+# A launch that may start early is not cooperative, and nothing else promises that the CTAs of all ranks are on the chip at once.
+WITHOUT_PDL = "pdl: expected False with emulated ranks, got {!r}: they need a cooperative launch, which starts behind the kernel ahead of it"
 
 
 class EmulatedChainLauncher(ChainCalls):
@@ -23,6 +25,7 @@ class EmulatedChainLauncher(ChainCalls):
 
     Args:
         world: number of ranks, from 2 to MOST_RANKS.
+        pdl: False; anything else is refused.
         others: as for ChainLauncher.
 
     Raises:
@@ -42,7 +45,9 @@ class EmulatedChainLauncher(ChainCalls):
         check_ranks: bool = False,
         device_name: str | None = None,
         timeout_ms: int = 30_000,
+        pdl: bool = False,
     ) -> None:
+        self._refuse(WITHOUT_PDL.format(pdl) if pdl is not False else None)
         options = Options(max_reqs, cache_dtype, check_ranks, device_name, timeout_ms)
         self._refuse(self._why_not_emulated(embed_weight, head_weight, d2t, world, shard_width, options))
         assert embed_weight is not None and head_weight is not None  # _why_not_emulated
@@ -63,8 +68,11 @@ class EmulatedChainLauncher(ChainCalls):
         check_ranks: bool = False,
         device_name: str | None = None,
         timeout_ms: int = 30_000,
+        pdl: bool = False,
     ) -> str | None:
         """Why this GPU cannot play so many ranks, or None. Depends on shapes, dtypes and the device only."""
+        if pdl is not False:
+            return WITHOUT_PDL.format(pdl)
         options = Options(max_reqs, cache_dtype, check_ranks, device_name, timeout_ms)
         return cls._why_not_emulated(embed_weight, head_weight, d2t, world, shard_width, options)
 

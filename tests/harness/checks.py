@@ -161,18 +161,20 @@ class EmulatedSubject(Subject):
     """The chain over several ranks that one GPU runs in one launch; every rank's outputs are compared."""
 
     world: int = 1
+    shard_width: int | None = None
     _drawn: Case | None = None
 
     @classmethod
-    def of(cls, subject: Subject, world: int) -> EmulatedSubject:
-        """The ranks of another subject's model, on its weights."""
+    def of(cls, subject: Subject, world: int, shard_width: int | None = None) -> EmulatedSubject:
+        """The ranks of another subject's model, on its weights; `shard_width` where shards are padded."""
         made = cls(subject.product, subject.base, subject.cache, subject.device, subject.weights, subject.d2t)
-        made.world = world
+        made.world, made.shard_width = world, shard_width
         return made
 
     def chain_sampler(self) -> Any:
         launch = self.product.module("launch")
-        return launch.EmulatedChainSampler(*self.weights, **self.sampler_options(), world=self.world)
+        options = self.sampler_options() | {"world": self.world, "shard_width": self.shard_width}
+        return launch.EmulatedChainSampler(*self.weights, **options)
 
     def samplers(self, case: Case) -> Iterator[tuple[str, Sample]]:
         if self.chain.supports(case.rows, case.base_logits) and "chain" not in self.failures:

@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,17 @@ pytest.importorskip("cutlass")
 from tests.harness.known_cases import KNOWN, Known, run  # noqa: E402
 from tests.harness.rank_cases import RANK_CASES, WORLDS  # noqa: E402
 
+from dsparkgen.spec import read_spec  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
 SEED = 17
-WORLDS_OF_ALL = (2, 3, 4, 8)  # 3: padded shards, 8: the most that the models' specs plan for
+WORLDS_OF_ALL = (2, 3, 4, 8)  # 3: padded shards, 8: the most that most models' specs plan for
 FIRST_MODEL = "deepseek_v41"
+# Ranks beyond those, of the model whose spec plans for them, with shards as they come and padded to whole tiles: of 12 ranks the last has 13,646
+# or 13,536 columns of its 13,654 or 13,664.
+WIDE_MODEL = "kimi_k3"
+WIDE_WORLDS = ((12, None), (12, 13664), (16, None))
+WIDE_BATCHES = 8  # one of each row count
 BATCHES = 16  # two of each row count
 REPLAYS = 100
 TIMEOUT_MS = 500
@@ -50,6 +59,28 @@ def test_every_rank_equals_the_oracle_to_the_bit(product: Any, checks: Any, cuda
         checks.check_bitwise(subject, batches=BATCHES, seed=SEED)
         checks.check_directed(subject, seed=SEED)
         checks.check_graph(subject, replays=REPLAYS, seed=SEED)
+
+
+@pytest.mark.parametrize(("world", "shard_width"), WIDE_WORLDS)
+def test_the_most_ranks_that_a_spec_plans_for_and_padded_shards(
+    checks: Any, cuda: Any, world: int, shard_width: int | None
+) -> None:
+    from dsparkgen.gpu import CannotTell, load_product, this_device
+
+    product = load_product(ROOT / "generated", WIDE_MODEL)
+    try:
+        this_device(product)
+    except CannotTell as error:
+        pytest.skip(str(error))
+    spec = read_spec(ROOT / "specs" / f"{WIDE_MODEL}.toml")
+    assert world in spec.parallel.tp and (shard_width is None or spec.vocabulary.draft < world * shard_width)
+    pair = checks.dtype_pairs(product)[0]
+    subject = checks.EmulatedSubject.of(checks.exact_subject(product, *pair, cuda, seed=SEED), world, shard_width)
+    checks.check_bitwise(subject, batches=WIDE_BATCHES, seed=SEED)
+    checks.check_directed(subject, seed=SEED)
+    columns = subject.chain.share.columns
+    assert sum(count for _, count in columns) == spec.vocabulary.draft and len(columns) == world
+    assert columns[0][1] == (shard_width or -(-spec.vocabulary.draft // world))
 
 
 def _toy(toy_models: Callable[..., ModuleType], known: Known) -> Any:

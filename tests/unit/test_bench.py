@@ -248,6 +248,28 @@ def test_pictures_are_svg_and_show_every_number() -> None:
     assert x0 < x1 and y0 > y1  # ordered by vocabulary; more microseconds are higher up, so a smaller y
 
 
+def test_each_model_has_a_picture_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def measured(prepared: Any, asked: Any, parallel: int) -> Any:
+        sizes = {"deepseek_v41": (129280, 5), "kimi_k3": (163840, 7)}
+        for one in prepared:
+            vocab, steps = sizes[one.model]
+            rows = [
+                ROW | {"vocab_size": size, "num_steps": steps, "us": us} for size, us in ((vocab, 44.0), (32000, 9.0))
+            ]
+            yield one.model, rows, []
+
+    fake_machine(monkeypatch)
+    monkeypatch.setattr(bench, "_measure", measured)
+    target = tmp_path / "plot.svg"
+    assert bench.run_bench(ROOT, ["deepseek_v41", "kimi_k3"], results=tmp_path, plot_path=target) == 0
+    names = {f"plot-{model}{sweep}.svg" for model in ("deepseek_v41", "kimi_k3") for sweep in ("", "-sweep")}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    text = (tmp_path / "plot-kimi_k3.svg").read_text()
+    assert "163840, N=7" in text and ">44<" in text and "32000" not in text
+    assert bench.run_bench(ROOT, ["deepseek_v41"], results=tmp_path, plot_path=target) == 0
+    assert "129280, N=5" in target.read_text()
+
+
 def test_a_median_of_too_few_is_refused() -> None:
     torch = pytest.importorskip("torch")
     timing = gpu.harness(ROOT, "benchmarks.timing")

@@ -19,6 +19,7 @@ LISTING = {
     "devices": {"h100": [9, 0], "h200": [9, 0], "b200": [10, 0]},
     "base_dtypes": ["bf16", "fp32"],
     "cache_dtypes": ["bf16", "fp32"],
+    "draft_vocab_size": 129280,
 }
 FIGURES = {
     "registers": 80,
@@ -43,6 +44,22 @@ def test_default_set_takes_two_corners_of_the_devices_plan(turn: int, corners: s
     chosen = compiling.select_chain(LISTING, "sm_90a", turn, all_=False)
     assert {line["device"] for line in chosen} == {"h200"}
     assert {(line["tp"], line["row_slots"]) for line in chosen} == corners
+
+
+@pytest.mark.parametrize(
+    ("vocab", "sizes", "more"),
+    [
+        (163840, (1, 2, 4, 8, 12, 16), {(12, 8)}),  # 12 shards of 13654 are 8 rows more than there are
+        (163840, (1, 2, 4, 8, 16), set()),
+        (163840, (1, 2, 3, 6, 12, 16), {(12, 8)}),
+        (163841, (1, 2, 4, 8, 12, 16), set()),  # those of 16 have pad rows
+    ],
+)
+def test_default_set_takes_a_size_that_leaves_pad_rows(vocab: int, sizes: tuple[int, ...], more: set) -> None:
+    plans = [["h200", tp, rows] for tp in sizes for rows in (1, 2, 4, 8)]
+    listing = LISTING | {"plans": plans, "draft_vocab_size": vocab}
+    chosen = compiling.select_chain(listing, "sm_90a", 0, all_=False)
+    assert {(line["tp"], line["row_slots"]) for line in chosen} == {(1, 1), (16, 8)} | more
 
 
 def test_turns_cover_every_dtype_pair() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsparkgen import evidence, readme
+from dsparkgen import evidence, pictures, readme
 from dsparkgen.resources import page_sections
 from dsparkgen.spec import read_specs
 
@@ -59,6 +59,8 @@ def test_a_current_run_is_quoted(tmp_path: Path) -> None:
     assert f"{readme.MODEL} on h200" in text
     assert readme.ONLY_EARLIER_RUNS not in text
     assert text.count("| 1000 |") == 1
+    header, rule = next(line for line in text.splitlines() if "engine / alone" in line), "|---" * 10 + "|"
+    assert header.count("|") == rule.count("|") and rule in text
     assert "| 1000 | 5 | 8 | 100.0 | 80.0 | 20.0 | 50 % | 5.0 | 25.0 | 4.0 |" in text
 
 
@@ -79,6 +81,55 @@ def test_an_edited_run_is_refused(tmp_path: Path) -> None:
 def test_a_page_without_a_place_for_a_part_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got a page without"):
         readme.fill("# no place\n", tmp_path)
+
+
+def test_what_a_programmatic_launch_hides_is_quoted(tmp_path: Path) -> None:
+    (tmp_path / "specs").symlink_to(ROOT / "specs")
+    (tmp_path / "generated").mkdir()
+    manifest = {"kernels": {f"{readme.MODEL}/chain": {"inputs": "a" * 12}}}
+    (tmp_path / "generated" / "MANIFEST.json").write_text(json.dumps(manifest))
+    assert readme.pdl(tmp_path) == readme.NO_RUN
+    rows = [ROW | {"inputs": "a" * 12, "rows": 1, "pdl_us": 30.25, "pdl_off_us": 30.0}]
+    rows += [ROW | {"inputs": "a" * 12, "pdl_us": 18.0, "pdl_off_us": 20.5}, ROW | {"inputs": "a" * 12, "rows": 4}]
+    evidence.record(tmp_path / "benchmarks" / "results", "h200", readme.MODEL, "bench", rows=rows)
+    text = readme.pdl(tmp_path)
+    assert "| 1000 | 5 | 8 | 20.50 | 18.00 | 2.50 |\n" in text and text.count("| 1000 |") == 2
+    assert text.endswith("Less than 0.5 us hidden: 1000 x 5 rows 1 (-0.25).\n")
+
+
+def test_pictures_are_of_the_recorded_rows() -> None:
+    """Each results file with rows of the chain has its picture, drawn from them; no other picture is there."""
+    drawn = pictures.recorded(ROOT)
+    folder = ROOT / "benchmarks" / "results"
+    assert sorted(drawn) == sorted(folder.glob("*/*.svg")), "run `make docs`"
+    for path, text in drawn.items():
+        assert path.read_text() == text, f"{path.name}: run `make docs`"
+    assert folder / "h200" / f"{readme.MODEL}.svg" in drawn and folder / "h200" / f"{readme.MODEL}-sweep.svg" in drawn
+
+
+def test_a_picture_is_of_current_rows_or_says_that_it_is_not(tmp_path: Path) -> None:
+    for name in ("specs", "benchmarks"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "specs" / f"{readme.MODEL}.toml").symlink_to(ROOT / "specs" / f"{readme.MODEL}.toml")
+    (tmp_path / "generated").mkdir()
+    kernels = {f"{readme.MODEL}/chain": {"inputs": "a" * 12, "earlier": ["b" * 12]}}
+    (tmp_path / "generated" / "MANIFEST.json").write_text(json.dumps({"kernels": kernels}))
+    results = tmp_path / "benchmarks" / "results"
+    own = ROW | {"vocab_size": 129280, "rows": 1, "us": 41.0}
+    old = own | {"inputs": "b" * 12, "rows": 8, "us": 71.0}
+    other = own | {"inputs": "b" * 12, "vocab_size": 64640, "us": 31.0}
+    evidence.record(results, "h200", readme.MODEL, "bench", rows=[old, other])
+    (results / "h200" / "gone.svg").write_text("<svg/>")
+    pictures.write(tmp_path)
+    (path,) = results.glob("*/*.svg")
+    assert path.name == f"{readme.MODEL}.svg" and "earlier kernels" in path.read_text() and ">71<" in path.read_text()
+    evidence.record(results, "h200", readme.MODEL, "bench", rows=[own | {"inputs": "a" * 12}])
+    pictures.write(tmp_path)
+    text = path.read_text()
+    assert "earlier kernels" not in text and ">41<" in text and ">71<" not in text
+    swept = own | {"inputs": "c" * 12, "parent": "a" * 12, "vocab_size": 64640}
+    evidence.record(results, "h200", readme.MODEL, "bench", rows=[swept])
+    assert set(pictures.recorded(tmp_path)) == {path, path.with_stem(f"{readme.MODEL}-sweep")}
 
 
 def startup_run(root: Path, digest: str, passed: bool = True) -> None:

@@ -399,6 +399,68 @@ def test_json_holds_the_lines_asked_for_and_says_why() -> None:
         assert all(reason for reason in line["reasons"].values())
 
 
+SHOWN = {
+    "ctas",
+    "warps",
+    "tiles",
+    "register_tiles",
+    "resident",
+    "ring",
+    "ahead",
+    "keep",
+    "shared_bytes",
+    "l2_bytes",
+    "hbm_bytes",
+    "floor_us",
+}
+
+
+@pytest.mark.parametrize("model", ["deepseek_v41", "deepseek_v4_pro", "gemma4_26b_a4b"])
+def test_reasons_are_of_the_case_that_the_line_is(model: str) -> None:
+    made = plan.plan_model(read_spec(ROOT / "specs" / f"{model}.toml"), DEVICES)
+    seen = set()
+    for line in made.lines:
+        found, said = plan.numbers(made, line), plan.reasons(made, line)
+        assert set(said) == SHOWN
+        streams = found.streamed_tiles > 0
+        for name in ("keep", "l2_bytes"):
+            assert (said[name] == "nothing is streamed") == (not streams)
+        assert (said["ring"] == "everything stays on the chip") == (not streams)
+        assert said["register_tiles"].startswith("none: ") == (line.bf16.register_tiles == 0)
+        assert said["resident"].startswith("none: ") == (found.resident_tiles == 0)
+        assert ("what is left of" in said["resident"]) == streams
+        moved = found.l2_bytes_per_position // (line.ctas * 32 * made.spec.markov.rank_dim)
+        assert not streams or said["l2_bytes"].startswith(f"{moved} tiles of each of {line.ctas} CTAs")
+        assert said["ahead"].startswith(f"{line.bf16.ahead} tile")
+        seen.add((streams, found.resident_tiles > 0))
+    assert model != "deepseek_v41" or seen >= {(True, True), (False, True), (False, False)}
+
+
+def test_reasons_for_bytes_add_up_to_them() -> None:
+    """Kibibytes of shared memory, and megabytes of memory, up to what one decimal of each part leaves out."""
+    for model in ("deepseek_v41", "deepseek_v4_pro"):
+        made = plan.plan_model(read_spec(ROOT / "specs" / f"{model}.toml"), DEVICES)
+        for line in made.lines:
+            found, said = plan.numbers(made, line), plan.reasons(made, line)
+            limit, _, parts = said["shared_bytes"].removeprefix("of ").partition(": ")
+            assert int(limit) == DEVICES[line.device].smem_per_block_bytes
+            sizes = [float(part.split()[-2]) for part in parts.split(", ")]
+            assert sum(sizes) == pytest.approx(found.shared_bytes / 1024, abs=0.05 * len(sizes))
+            memory = [float(part.split()[0]) for part in said["hbm_bytes"].split(", ")]
+            assert sum(memory) == pytest.approx(found.hbm_bytes_per_position / 1e6, abs=0.05 * len(memory))
+
+
+def test_reasons_tell_why_fewer_inputs_are_staged() -> None:
+    """All that a warp has, the time that they stand for, or less than that where shared memory is short."""
+    of_eight = {PLAN.line("h200", 8, 1).bf16.ahead: plan.reasons(PLAN, PLAN.line("h200", 8, 1))["ahead"]}
+    assert of_eight == {1: "1 tile whose base logits and noise a warp has under way: all that the warp with most has"}
+    assert plan.reasons(PLAN, PLAN.line("h200", 1, 1))["ahead"].endswith(": about 2 us of work")
+    other = plan.plan_model(read_spec(ROOT / "specs" / "kimi_k3.toml"), DEVICES)
+    short = other.line("h200", 2, 2)
+    assert short.bf16.ahead == 3 and plan.STAGED_TILES[2] == 4
+    assert plan.reasons(other, short)["ahead"].endswith(": 4 do not fit beside the tiles")
+
+
 def test_text_shows_every_line_and_the_reasons_of_the_first() -> None:
     text = plan.render_text(PLAN, "h200", TP, (1, 8))
     rows = [line for line in text.splitlines() if line.split()[:2] and line.split()[0].isdigit()]

@@ -13,7 +13,9 @@ from benchmarks import producer  # noqa: E402
 from dsparkgen.cubin import read_resources  # noqa: E402
 
 CTAS = 132
-REGISTERS_LEFT = 65536 - 384 * 168  # of an SM, beside a chain's CTA
+SCHEDULER_REGISTERS = 16384  # of each of an SM's four register files
+CHAIN_WARPS = 3  # of a chain's CTA on each scheduler
+MOST_BESIDE = 160  # registers a thread of a chain that leaves room for the producer; more, up to 168, leave none
 
 
 @pytest.fixture
@@ -22,9 +24,12 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     return producer.compile_producer(CTAS, arch="sm_90a", options="--keep-cubin --keep-ptx")
 
 
-def test_a_chain_fits_beside_it(compiled: object) -> None:
+def test_a_chain_of_fewer_registers_fits_beside_it(compiled: object) -> None:
+    """A warp's registers lie in its scheduler's file, in units of 8 a thread."""
     resources = read_resources(compiled.artifacts.CUBIN)  # type: ignore[attr-defined]
-    assert resources.registers * producer.THREADS <= REGISTERS_LEFT
+    wanted = -(-resources.registers // 8) * 8 * producer.THREADS
+    left = {registers: SCHEDULER_REGISTERS - CHAIN_WARPS * 32 * registers for registers in (MOST_BESIDE, 168)}
+    assert left[168] < wanted <= left[MOST_BESIDE]
 
 
 def test_it_lets_the_chain_start_and_writes_only_after_the_wait(compiled: object) -> None:

@@ -139,6 +139,20 @@ def test_case_33_worlds_that_cannot_be_emulated_are_refused(gpu: Recorder, world
         emulated(gpu, world)
 
 
+@pytest.mark.parametrize("pdl", [True, 1, None])
+def test_case_33_emulated_ranks_are_not_launched_programmatically(gpu: Recorder, pdl: Any) -> None:
+    """Such a launch is not cooperative: CTAs of one rank could wait for those of another that are not resident."""
+    expected = f"pdl: expected False with emulated ranks, got {pdl!r}: they need a cooperative launch"
+    kind = type(emulated(gpu, 2, pdl=False))
+    assert kind.why_not(**fake_gpu.weights(), world=2) is None
+    assert kind.why_not(**fake_gpu.weights(), world=2, pdl=False) is None
+    assert (kind.why_not(**fake_gpu.weights(), world=2, pdl=pdl) or "").startswith(expected)
+    gpu.compiled.clear()
+    with pytest.raises(rank_group.Declined, match=expected):
+        emulated(gpu, 2, pdl=pdl)
+    assert gpu.compiled == []
+
+
 def test_case_33_a_grid_larger_than_the_gpu_is_refused(gpu: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """CTAs that wait for one that is not resident would wait for ever."""
     monkeypatch.setattr(host, "read_device", lambda device: fake_gpu.H200._replace(sms=131))

@@ -43,13 +43,59 @@ def test_predictions_are_the_sum_of_recorded_parts() -> None:
         ("16", "predicted"),
         ("16 on two hosts of one NVLink domain", "predicted"),
     ]
-    # The tail moves 1 - 1/W of the columns, where the recorded one moved a half.
-    assert lines["4", "predicted"].us[1] == pytest.approx(19.0 + 5.0 + 3.0 * 0.75 / 0.5)
+    # The tail moves 1 - 1/W of the columns, where the recorded one moved a half. Four ranks exchange in two stages.
+    assert lines["4", "predicted"].us[1] == pytest.approx(19.0 + 5.0 + 0.7 + 3.0 * 0.75 / 0.5)
     # The shard of 16 ranks, 100 columns, lies on the line through those of 200 and 400.
-    sixteen = (16.0 - 100 * 3.0 / 200) + 5.0 + 3.0 * (15 / 16) / 0.5
+    sixteen = (16.0 - 100 * 3.0 / 200) + 5.0 + 0.7 + 3.0 * (15 / 16) / 0.5
     assert lines["16", "predicted"].us[1] == pytest.approx(sixteen)
     assert lines["16 on two hosts of one NVLink domain", "predicted"].us[1] == pytest.approx(sixteen + N * 0.7)
     assert lines["2", "measured"].us == {1: 34.0, 8: None} and lines["4", "emulated"].floor_us[1] == 30.0
+
+
+def test_predictions_are_for_the_host_of_the_run_over_ranks() -> None:
+    """Whose shard alone took a tenth longer than the same shard on the host of the runs on one GPU."""
+    slower = row(2, 36.6, shard_us=28.6, exchange_us=5.0, tail_us=3.0, nccl_us=99.0)
+    recorded = scaling.Scaling(V, N, [*SHARDS, slower])
+    assert recorded.host_factor(1) == pytest.approx(1.1) and recorded.host_factor(8) is None
+    # Its own run is the sum of its parts: nothing was lost on the way to other numbers of ranks.
+    assert recorded.predicted_us(2, 1) == pytest.approx(36.6)
+    assert recorded.predicted_us(4, 1) == pytest.approx(1.1 * 19.0 + 5.0 + 0.7 + 3.0 * 0.75 / 0.5)
+    lines = {(line.ranks, line.how): line for line in recorded.lines()}
+    assumed = lines["4", "predicted"].assumes
+    assert "1.10 times as long as recorded, as on the host of the run over 2 GPUs" in assumed
+    assert "+0.7 us for one in two stages" in assumed and lines["8", "predicted"].assumes == "as for 4"
+    assert lines["2", "measured"].nccl_us[1] == 99.0 and lines["4", "predicted"].nccl_us[1] is None
+    # Without the same shard on one GPU nothing tells how the hosts compare.
+    others = [entry for entry in SHARDS if entry["vocab_size"] != 800]
+    assert scaling.Scaling(V, N, [*others, slower]).predicted_us(4, 1) is None
+
+
+def test_two_stages_count_by_rows_and_positions_and_only_over_a_direct_run() -> None:
+    eight = [entry | {"rows": 8} for entry in (*SHARDS, OVER_TWO)]
+    assert scaling.Scaling(V, N, eight).predicted_us(4, 8) == pytest.approx(19.0 + 5.0 - 0.8 + 4.5)
+    ten = [entry | {"num_steps": 2 * N} for entry in (*SHARDS, OVER_TWO)]
+    assert scaling.Scaling(V, 2 * N, ten).predicted_us(4, 1) == pytest.approx(19.0 + 5.0 + 1.4 + 4.5)
+    four = row(4, 30.0, shard_us=19.0, exchange_us=6.0, tail_us=4.5)
+    said = [line.assumes for line in scaling.Scaling(V, N, [*SHARDS, four]).lines() if line.how == "predicted"]
+    assert said and not any("two stages" in text for text in said)
+
+
+def test_a_run_over_ranks_that_nobody_verified_is_called_a_timing(tmp_path: Path) -> None:
+    kernels = {"toy/chain": {"inputs": NOW, "earlier": ["b" * 12]}}
+    rows = [*SHARDS, OVER_TWO, EMULATED, row(8, 20.0)]
+    lines = list(scaling.Scaling(V, N, rows).lines())
+
+    def verify(device: str, inputs: str = NOW, **ranks: Any) -> str:
+        entry = {"kernel": "chain", "arch": "sm_90a", "inputs": inputs, "checks": {}} | ranks
+        evidence.record(tmp_path, device, "toy", "verify toy", verified=[entry])
+        return "".join(scaling.unverified(lines, tmp_path, "h200", "toy", kernels))
+
+    assert verify("h200", tp=2, inputs="b" * 12).endswith("numbers of GPUs: 1, 2, 4 emulated, 8.\n")
+    assert verify("h200").endswith(": 2, 4 emulated, 8.\n")
+    assert verify("h200", tp=4).endswith(": 2, 4 emulated, 8.\n")  # four GPUs say nothing of four emulated ranks
+    assert verify("h200", tp=4, emulated=True).endswith(": 2, 8.\n")
+    assert verify("h200-x8", tp=8).endswith(": 2.\n")
+    assert verify("h200", tp=2) == ""
 
 
 def test_a_real_run_takes_the_place_of_a_prediction_and_feeds_the_others() -> None:
@@ -65,7 +111,9 @@ def test_nothing_is_predicted_from_nothing() -> None:
     # Without the parts of a run over ranks there is nothing to add to the shards.
     assert list(found([*SHARDS, EMULATED])) == [("1", "measured"), ("4", "emulated")]
     text = "".join(scaling.table(list(scaling.Scaling(V, N, [row(1, 46.0)]).lines())))
-    assert "| 1 | measured | 46.0 | 23.0 | 460.0 | - | - | - |" in text
+    header, rule, line = text.splitlines()
+    assert line.startswith("| 1 | measured | 46.0 | 23.0 | 460.0 | - | - | - |")
+    assert header.count("|") == rule.count("|") == line.count("|")
 
 
 def test_runs_of_one_kind_of_gpu_count_whatever_their_number(tmp_path: Path) -> None:
@@ -89,12 +137,32 @@ def test_every_model_has_a_line_with_its_residency_and_its_own_timings() -> None
     assert header.count("|") == rule.count("|") == lines[0].count("|") and len(lines) == len(plans)
     (line,) = [line for line in lines if line.startswith("| deepseek_v41 |")]
     assert (
-        line.endswith("| 46.0 | 10.0 | 50.0 | 9.2 | 60.0 | 10.0 | 64.0 | 9.4 |\n")
-        and "| 129280 | 256 | 5 | 66 |" in line
+        "| 46.0 | 10.0 | 50.0 | 9.2 | 60.0 | 10.0 | 64.0 | 9.4 | [svg]" in line and "| 129280 | 256 | 5 | 66 |" in line
     )
+    assert line.endswith("(../benchmarks/results/h200/deepseek_v41.svg) |\n")
+    assert all(other.endswith("| - | - |\n") for other in lines if other != line)
     plan = next(plan for plan in plans if plan.spec.model.name == "deepseek_v41")
     tiles = sum(map(int, models_page.where(plan, "h200", 1).split(" + ")))
     assert tiles == plan.line("h200", 1, 1).tiles and models_page.where(plan, "h200", 3) == "-"
+
+
+def test_models_below_the_targets_are_named() -> None:
+    """A head of 66 MB is to be drawn in 1 / 3.5 of the engine's time, one of 134 MB in 1 / 2.1."""
+    specs = list(read_specs(ROOT / "specs").values())
+
+    def of(ratio: float, **more: Any) -> dict[str, Any]:
+        return row(1, 10.0, vocab=129280) | {"eager_us": 10.0 * ratio} | more
+
+    def said(small: float, large: float) -> str:
+        wide = of(large, vocab_size=262144, num_steps=7)
+        rows = {"deepseek_v41": [of(small), of(1.0, rows=8), of(1.0, vocab_size=64640)], "gemma4_12b": [wide]}
+        return "".join(models_page.misses(specs, rows))
+
+    assert f"2 of {len(specs)} models are recorded; none of them is below that." in said(3.5, 2.1)
+    assert said(3.49, 2.09).endswith("below that: deepseek_v41 (3.49 of 3.5), gemma4_12b (2.09 of 2.1).\n")
+    assert said(2.2, 2.2).endswith("below that: deepseek_v41 (2.20 of 3.5).\n")
+    assert "at most 80 MB, 2.1 times where it is larger" in said(4.0, 4.0)
+    assert "".join(models_page.misses(specs, {})) == ""
 
 
 def test_a_batch_shows_the_kernel_that_it_takes() -> None:
@@ -113,6 +181,6 @@ def test_pages_are_current() -> None:
     from dsparkgen import readme
 
     assert json.loads((ROOT / "generated" / "MANIFEST.json").read_text())["kernels"]
-    for name in ("docs/models.md", "docs/packs.md", "docs/scaling.md"):
+    for name, parts in readme.PAGES.items():
         text = (ROOT / name).read_text()
-        assert text == readme.fill(text, ROOT, readme.PAGES[name]), "run `make docs`"
+        assert text == readme.fill(text, ROOT, parts), f"{name}: run `make docs`"
