@@ -44,5 +44,6 @@ def test_every_kernel_compiles_without_spills_and_local_memory(
             if entry["model"] == name and entry["kernel"] == "chain"
         }
         if "chain" in spec.emit.kernels:
-            assert {tp for tp, _ in chains} == {min(spec.parallel.tp), max(spec.parallel.tp)}
+            padded = {12} if name == "kimi_k3" else set()  # the one size that leaves pad rows where the corners do not
+            assert {tp for tp, _ in chains} == {min(spec.parallel.tp), max(spec.parallel.tp)} | padded
             assert min(rows for _, rows in chains) == 1 and max(rows for _, rows in chains) >= spec.draft.max_rows
