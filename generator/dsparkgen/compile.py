@@ -52,9 +52,9 @@ def select_chain(listing: Mapping[str, Any], arch: str, turn: int, all_: bool) -
     """The chain variants to compile for one arch: keyword arguments of Build.
 
     Without `all_`: one device of the arch, its smallest and largest TP size, one with one row and one with the most rows, and one
-    dtype pair; and where neither size leaves pad rows in the last shard, but another does, the largest such size with the most rows. `turn` (the model's place in the list of models) rotates the pairs, and after each round which size goes with
-    which row count, so that the models together cover the combinations. Raises InvalidFile where no device of the arch is
-    described.
+    dtype pair; and where neither size leaves pad rows in the last shard, but another does, the largest such size with the most rows.
+    `turn` (the model's place in the list of models) rotates the pairs, and after each round which size goes with which row count,
+    so that the models together cover the combinations. Raises InvalidFile where no device of the arch is described.
     """
     devices = {name for name, capability in listing["devices"].items() if arch_of(capability) == arch}
     if not devices:
@@ -72,7 +72,7 @@ def select_chain(listing: Mapping[str, Any], arch: str, turn: int, all_: bool) -
         rows_of_sizes = (max(slots), min(slots)) if turn // len(pairs) % 2 else (min(slots), max(slots))
         corners = set(zip((min(sizes), max(sizes)), rows_of_sizes, strict=True))
         uneven = [tp for tp in sizes if listing["draft_vocab_size"] % tp]
-        if not {min(sizes), max(sizes)} & {*uneven} and uneven:
+        if uneven and not {min(sizes), max(sizes)} & set(uneven):
             corners.add((max(uneven), max(slots)))
         lines = [(name, tp, rows) for name, tp, rows in lines if name == device and (tp, rows) in corners]
         pairs = [pairs[turn % len(pairs)]]

@@ -285,7 +285,8 @@ def render_table(table: Sequence[KernelState]) -> str:
 def verified_ranks(
     results: Path, device: str, model: str, kernel: str, kernels: Mapping[str, Mapping[str, Any]]
 ) -> set[tuple[int, bool]]:
-    """Over how many ranks the checked-in code of a kernel was verified on such GPUs, 1 for one alone, and whether one GPU emulated them."""
+    """Over how many ranks the checked-in code of a kernel was verified on such GPUs, 1 for one alone; with each, whether one GPU
+    emulated them."""
     path = results_path(results, device, model)
     current = kernels.get(f"{model}/{kernel}", {}).get("inputs")
     entries = load(path)["verified"] if path.exists() else []

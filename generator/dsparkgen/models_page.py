@@ -33,10 +33,10 @@ def models_table(plans: Sequence[ModelPlan], device: str, rows: Mapping[str, Seq
         spec = plan.spec
         shape = (vocabulary(spec), spec.markov.rank_dim, spec.draft.num_steps, f"{head_mb(spec):.0f}")
         residency = (where(plan, device, tp) for tp in TPS)
-        own = own_rows(spec, rows)
+        own = pictures.own_rows(spec, rows.get(spec.model.name, ()))
         cells = [spec.model.name, *shape, *residency, *(cell for n in ROWS for cell in _timing(own, n))]
-        drawn = pictures.own_rows(spec, own)
-        cells.append(f"[svg](../benchmarks/results/{device}/{spec.model.name}.svg)" if drawn else NONE)
+        link = f"[svg](../benchmarks/results/{device}/{spec.model.name}.svg)"
+        cells.append(link if pictures.drawn_rows(spec, own) else NONE)
         yield f"| {' | '.join(map(str, cells))} |\n"
 
 
@@ -47,30 +47,27 @@ def misses(specs: Sequence[ModelSpec], rows: Mapping[str, Sequence[Row]]) -> Ite
         specs: of every model.
         rows: as for `models_table`.
     """
-    ratios = {spec.model.name: ratio for spec in specs if (ratio := _ratio(own_rows(spec, rows), 1)) is not None}
-    below = []
+    recorded, below = 0, []
     for spec in specs:
+        row = _first(pictures.own_rows(spec, rows.get(spec.model.name, ())), 1)
+        if row is None:
+            continue
+        recorded += 1
         wanted = next(target for largest, target in TARGETS if head_mb(spec) <= largest)
-        ratio = ratios.get(spec.model.name, wanted)
+        ratio = row["eager_us"] / row["us"]
         if ratio < wanted:
             below.append(f"{spec.model.name} ({ratio:.2f} of {wanted})")
-    if ratios:
+    if recorded:
         (largest, small), (_, large) = TARGETS
         yield f"Aimed at, for one row: the engine's loop at least {small} times as long as the kernels alone where the head is at most "
         yield f"{largest:.0f} MB, {large} times where it is larger. "
-        yield f"{len(ratios)} of {len(specs)} models are recorded; "
+        yield f"{recorded} of {len(specs)} models are recorded; "
         yield f"below that: {', '.join(below)}.\n" if below else "none of them is below that.\n"
 
 
 def head_mb(spec: ModelSpec) -> float:
     """The Markov head in bf16, in millions of bytes."""
     return spec.vocabulary.draft * 2 * spec.markov.rank_dim / 1e6
-
-
-def own_rows(spec: ModelSpec, rows: Mapping[str, Sequence[Row]]) -> list[Row]:
-    """A model's rows of its own vocabulary and positions."""
-    wanted = (spec.vocabulary.draft, spec.draft.num_steps)
-    return [row for row in rows.get(spec.model.name, ()) if (row["vocab_size"], row["num_steps"]) == wanted]
 
 
 def vocabulary(spec: ModelSpec) -> str:
@@ -95,12 +92,6 @@ def _first(rows: Sequence[Row], count: int) -> Row | None:
             if (row["kernel"], row["tp"], row["rows"]) == (kernel, 1, count):
                 return row
     return None
-
-
-def _ratio(rows: Sequence[Row], count: int) -> float | None:
-    """How many times as long as the kernels alone the engine's loop takes; None where nothing is recorded."""
-    row = _first(rows, count)
-    return None if row is None else float(row["eager_us"] / row["us"])
 
 
 def _timing(rows: Sequence[Row], count: int) -> Iterator[str]:

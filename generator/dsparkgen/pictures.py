@@ -16,9 +16,14 @@ Row = Mapping[str, Any]
 
 
 def own_rows(spec: ModelSpec, rows: Sequence[Row]) -> list[Row]:
-    """The chain's rows of the model itself on one GPU: what its picture shows."""
-    wanted = ("chain", 1, spec.vocabulary.draft, spec.draft.num_steps)
-    return [row for row in rows if (row["kernel"], row["tp"], row["vocab_size"], row["num_steps"]) == wanted]
+    """A model's rows of its own vocabulary and positions."""
+    wanted = (spec.vocabulary.draft, spec.draft.num_steps)
+    return [row for row in rows if (row["vocab_size"], row["num_steps"]) == wanted]
+
+
+def drawn_rows(spec: ModelSpec, rows: Sequence[Row]) -> list[Row]:
+    """Of these, the chain's on one GPU: what a model's picture shows."""
+    return [row for row in own_rows(spec, rows) if (row["kernel"], row["tp"]) == ("chain", 1)]
 
 
 def of_model(root: Path, spec: ModelSpec, device: str, rows: Sequence[Row], remark: str = "") -> dict[str, str]:
@@ -32,7 +37,7 @@ def of_model(root: Path, spec: ModelSpec, device: str, rows: Sequence[Row], rema
     """
     plot = harness(root, "benchmarks.plot")
     pictures = {}
-    own = own_rows(spec, rows)
+    own = drawn_rows(spec, rows)
     if own:
         keys = tuple(key for key in plot.SERIES if all(key in row for row in own))
         pictures[""] = plot.bars(f"{spec.model.title} on {device}, cold L2{remark}", own, keys)

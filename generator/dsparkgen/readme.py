@@ -69,7 +69,8 @@ def steps(root: Path) -> str:
 def scaling(root: Path) -> str:
     """Markdown table of one model's chain over more and more GPUs; a sentence where nothing is recorded. Raises as `timings` does."""
     spec = read_specs(root / "specs")[MODEL]
-    found = Scaling(spec.vocabulary.draft, spec.draft.num_steps, _recorded(root)[MODEL])
+    hop_us = load_devices(root)[DEVICE].rank_hop_us
+    found = Scaling(spec.vocabulary.draft, spec.draft.num_steps, hop_us, _recorded(root)[MODEL])
     lines = list(found.lines())
     if not lines:
         return NO_RUN

@@ -22,7 +22,6 @@ from dsparkgen.evidence import current_rows, verified_ranks
 
 WORLDS = (2, 4, 8, 16)
 TWO_HOSTS = 16  # ranks of the prediction for two hosts
-SWITCH_US = 0.70  # assumed: a second NVLink switch costs as much as was measured between two H200s behind one
 # What two stages took more than the direct form over TWO_STAGE_STEPS positions by rows, on two GPUs in one run (docs/kernel-notes.md).
 TWO_STAGE_US = {1: 0.7, 8: -0.8}
 TWO_STAGE_STEPS = 5
@@ -51,11 +50,12 @@ class Scaling:
     Args:
         vocab_size: draft vocabulary V.
         num_steps: positions N.
+        rank_hop_us: the device's, in microseconds; a second NVLink switch is assumed to cost as much as the way through one.
         rows: bench rows of the checked-in kernels, from every folder of that kind of GPU.
     """
 
-    def __init__(self, vocab_size: int, num_steps: int, rows: Sequence[Row]) -> None:
-        self._vocab, self._steps = vocab_size, num_steps
+    def __init__(self, vocab_size: int, num_steps: int, rank_hop_us: float, rows: Sequence[Row]) -> None:
+        self._vocab, self._steps, self._switch_us = vocab_size, num_steps, rank_hop_us
         self._rows = [row for row in rows if row["kernel"] == "chain" and row["num_steps"] == num_steps]
 
     def row(self, world: int, count: int, *, emulated: bool = False, vocab: int | None = None) -> Row | None:
@@ -114,15 +114,15 @@ class Scaling:
             yield from self._line(world, "measured", {n: self.row(world, n) for n in ROWS}, "")
             if world == 1:
                 continue
-            yield from self._line(
-                world, "emulated", {n: self.row(world, n, emulated=True) for n in ROWS}, EMULATED_NOTE
-            )
+            emulated = {n: self.row(world, n, emulated=True) for n in ROWS}
+            yield from self._line(world, "emulated", emulated, EMULATED_NOTE)
             if not any(self.row(world, n) for n in ROWS):
                 assumed = self._assumed(world)
                 first = said.setdefault(assumed, world)
                 yield from self._prediction(world, f"{world}", 0.0, assumed if first == world else f"as for {first}")
-        assumed = f"as for {TWO_HOSTS}, and {SWITCH_US} us a position for a second NVLink switch"
-        yield from self._prediction(TWO_HOSTS, f"{TWO_HOSTS} on two hosts of one NVLink domain", SWITCH_US, assumed)
+        assumed = f"as for {TWO_HOSTS}, and {self._switch_us} us a position for a second NVLink switch"
+        hosts = f"{TWO_HOSTS} on two hosts of one NVLink domain"
+        yield from self._prediction(TWO_HOSTS, hosts, self._switch_us, assumed)
 
     def _assumed(self, world: int) -> str:
         """What goes into a prediction beside the sum of the recorded parts, in words."""

@@ -12,7 +12,10 @@ from .symmetric_buffer import MOST_RANKS
 
 FEWEST_RANKS = 2
 # A launch that may start early is not cooperative, and nothing else promises that the CTAs of all ranks are on the chip at once.
-WITHOUT_PDL = "pdl: expected False with emulated ranks, got {!r}: they need a cooperative launch, which starts behind the kernel ahead of it"
+WITHOUT_PDL = (
+    "pdl: expected False with emulated ranks, got {!r}: "
+    "they need a cooperative launch, which starts behind the kernel ahead of it"
+)
 
 
 class EmulatedChainLauncher(ChainCalls):
@@ -47,9 +50,8 @@ class EmulatedChainLauncher(ChainCalls):
         timeout_ms: int = 30_000,
         pdl: bool = False,
     ) -> None:
-        self._refuse(WITHOUT_PDL.format(pdl) if pdl is not False else None)
         options = Options(max_reqs, cache_dtype, check_ranks, device_name, timeout_ms)
-        self._refuse(self._why_not_emulated(embed_weight, head_weight, d2t, world, shard_width, options))
+        self._refuse(self._why_not_emulated(embed_weight, head_weight, d2t, world, shard_width, pdl, options))
         assert embed_weight is not None and head_weight is not None  # _why_not_emulated
         share = chain_share.emulated_share(self.config, world, shard_width)
         self._set_up(RankGroup(None), share, embed_weight, head_weight, d2t, options)
@@ -71,10 +73,8 @@ class EmulatedChainLauncher(ChainCalls):
         pdl: bool = False,
     ) -> str | None:
         """Why this GPU cannot play so many ranks, or None. Depends on shapes, dtypes and the device only."""
-        if pdl is not False:
-            return WITHOUT_PDL.format(pdl)
         options = Options(max_reqs, cache_dtype, check_ranks, device_name, timeout_ms)
-        return cls._why_not_emulated(embed_weight, head_weight, d2t, world, shard_width, options)
+        return cls._why_not_emulated(embed_weight, head_weight, d2t, world, shard_width, pdl, options)
 
     @classmethod
     def _why_not_emulated(
@@ -84,8 +84,11 @@ class EmulatedChainLauncher(ChainCalls):
         d2t: torch.Tensor | None,
         world: int,
         shard_width: int | None,
+        pdl: bool,
         options: Options,
     ) -> str | None:
+        if pdl is not False:
+            return WITHOUT_PDL.format(pdl)
         if not isinstance(world, int) or isinstance(world, bool) or not FEWEST_RANKS <= world <= MOST_RANKS:
             return f"world: expected an int from {FEWEST_RANKS} to {MOST_RANKS}, got {world!r}"
         if shard_width is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,13 +35,22 @@ def compiler() -> None:
 
 
 @pytest.fixture
-def product(model: str, cuda: object) -> object:
-    """A checked-in model, on a GPU that its plans describe."""
+def product_of(cuda: object) -> Callable[[str], object]:
+    """Loads a checked-in model by its name; skips where its plans do not describe the GPU."""
     from dsparkgen.gpu import CannotTell, load_product, this_device
 
-    found = load_product(ROOT / "generated", model)
-    try:
-        this_device(found)
-    except CannotTell as error:
-        pytest.skip(str(error))
-    return found
+    def load(model: str) -> object:
+        found = load_product(ROOT / "generated", model)
+        try:
+            this_device(found)
+        except CannotTell as error:
+            pytest.skip(str(error))
+        return found
+
+    return load
+
+
+@pytest.fixture
+def product(model: str, product_of: Callable[[str], object]) -> object:
+    """A checked-in model, on a GPU that its plans describe."""
+    return product_of(model)

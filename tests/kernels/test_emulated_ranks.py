@@ -63,15 +63,9 @@ def test_every_rank_equals_the_oracle_to_the_bit(product: Any, checks: Any, cuda
 
 @pytest.mark.parametrize(("world", "shard_width"), WIDE_WORLDS)
 def test_the_most_ranks_that_a_spec_plans_for_and_padded_shards(
-    checks: Any, cuda: Any, world: int, shard_width: int | None
+    product_of: Callable[[str], Any], checks: Any, cuda: Any, world: int, shard_width: int | None
 ) -> None:
-    from dsparkgen.gpu import CannotTell, load_product, this_device
-
-    product = load_product(ROOT / "generated", WIDE_MODEL)
-    try:
-        this_device(product)
-    except CannotTell as error:
-        pytest.skip(str(error))
+    product = product_of(WIDE_MODEL)
     spec = read_spec(ROOT / "specs" / f"{WIDE_MODEL}.toml")
     assert world in spec.parallel.tp and (shard_width is None or spec.vocabulary.draft < world * shard_width)
     pair = checks.dtype_pairs(product)[0]

@@ -15,7 +15,7 @@ from dsparkgen.spec import read_specs
 
 ROOT = Path(__file__).parents[2]
 NOW = "a" * 12
-V, N = 1600, 5
+V, N, HOP_US = 1600, 5, 0.9
 
 
 def row(world: int, us: float, *, vocab: int = V, rows: int = 1, **more: Any) -> dict[str, Any]:
@@ -29,7 +29,7 @@ EMULATED = row(4, 60.0, emulated=True)
 
 
 def found(rows: list[dict[str, Any]]) -> dict[tuple[str, str], scaling.Line]:
-    return {(line.ranks, line.how): line for line in scaling.Scaling(V, N, rows).lines()}
+    return {(line.ranks, line.how): line for line in scaling.Scaling(V, N, HOP_US, rows).lines()}
 
 
 def test_predictions_are_the_sum_of_recorded_parts() -> None:
@@ -48,14 +48,14 @@ def test_predictions_are_the_sum_of_recorded_parts() -> None:
     # The shard of 16 ranks, 100 columns, lies on the line through those of 200 and 400.
     sixteen = (16.0 - 100 * 3.0 / 200) + 5.0 + 0.7 + 3.0 * (15 / 16) / 0.5
     assert lines["16", "predicted"].us[1] == pytest.approx(sixteen)
-    assert lines["16 on two hosts of one NVLink domain", "predicted"].us[1] == pytest.approx(sixteen + N * 0.7)
+    assert lines["16 on two hosts of one NVLink domain", "predicted"].us[1] == pytest.approx(sixteen + N * HOP_US)
     assert lines["2", "measured"].us == {1: 34.0, 8: None} and lines["4", "emulated"].floor_us[1] == 30.0
 
 
 def test_predictions_are_for_the_host_of_the_run_over_ranks() -> None:
     """Whose shard alone took a tenth longer than the same shard on the host of the runs on one GPU."""
     slower = row(2, 36.6, shard_us=28.6, exchange_us=5.0, tail_us=3.0, nccl_us=99.0)
-    recorded = scaling.Scaling(V, N, [*SHARDS, slower])
+    recorded = scaling.Scaling(V, N, HOP_US, [*SHARDS, slower])
     assert recorded.host_factor(1) == pytest.approx(1.1) and recorded.host_factor(8) is None
     # Its own run is the sum of its parts: nothing was lost on the way to other numbers of ranks.
     assert recorded.predicted_us(2, 1) == pytest.approx(36.6)
@@ -67,23 +67,23 @@ def test_predictions_are_for_the_host_of_the_run_over_ranks() -> None:
     assert lines["2", "measured"].nccl_us[1] == 99.0 and lines["4", "predicted"].nccl_us[1] is None
     # Without the same shard on one GPU nothing tells how the hosts compare.
     others = [entry for entry in SHARDS if entry["vocab_size"] != 800]
-    assert scaling.Scaling(V, N, [*others, slower]).predicted_us(4, 1) is None
+    assert scaling.Scaling(V, N, HOP_US, [*others, slower]).predicted_us(4, 1) is None
 
 
 def test_two_stages_count_by_rows_and_positions_and_only_over_a_direct_run() -> None:
     eight = [entry | {"rows": 8} for entry in (*SHARDS, OVER_TWO)]
-    assert scaling.Scaling(V, N, eight).predicted_us(4, 8) == pytest.approx(19.0 + 5.0 - 0.8 + 4.5)
+    assert scaling.Scaling(V, N, HOP_US, eight).predicted_us(4, 8) == pytest.approx(19.0 + 5.0 - 0.8 + 4.5)
     ten = [entry | {"num_steps": 2 * N} for entry in (*SHARDS, OVER_TWO)]
-    assert scaling.Scaling(V, 2 * N, ten).predicted_us(4, 1) == pytest.approx(19.0 + 5.0 + 1.4 + 4.5)
+    assert scaling.Scaling(V, 2 * N, HOP_US, ten).predicted_us(4, 1) == pytest.approx(19.0 + 5.0 + 1.4 + 4.5)
     four = row(4, 30.0, shard_us=19.0, exchange_us=6.0, tail_us=4.5)
-    said = [line.assumes for line in scaling.Scaling(V, N, [*SHARDS, four]).lines() if line.how == "predicted"]
+    said = [line.assumes for line in scaling.Scaling(V, N, HOP_US, [*SHARDS, four]).lines() if line.how == "predicted"]
     assert said and not any("two stages" in text for text in said)
 
 
 def test_a_run_over_ranks_that_nobody_verified_is_called_a_timing(tmp_path: Path) -> None:
     kernels = {"toy/chain": {"inputs": NOW, "earlier": ["b" * 12]}}
     rows = [*SHARDS, OVER_TWO, EMULATED, row(8, 20.0)]
-    lines = list(scaling.Scaling(V, N, rows).lines())
+    lines = list(scaling.Scaling(V, N, HOP_US, rows).lines())
 
     def verify(device: str, inputs: str = NOW, **ranks: Any) -> str:
         entry = {"kernel": "chain", "arch": "sm_90a", "inputs": inputs, "checks": {}} | ranks
@@ -110,7 +110,7 @@ def test_nothing_is_predicted_from_nothing() -> None:
     assert list(found([row(1, 46.0)])) == [("1", "measured")]
     # Without the parts of a run over ranks there is nothing to add to the shards.
     assert list(found([*SHARDS, EMULATED])) == [("1", "measured"), ("4", "emulated")]
-    text = "".join(scaling.table(list(scaling.Scaling(V, N, [row(1, 46.0)]).lines())))
+    text = "".join(scaling.table(list(scaling.Scaling(V, N, HOP_US, [row(1, 46.0)]).lines())))
     header, rule, line = text.splitlines()
     assert line.startswith("| 1 | measured | 46.0 | 23.0 | 460.0 | - | - | - |")
     assert header.count("|") == rule.count("|") == line.count("|")
